@@ -37,9 +37,9 @@ class ChannelRegistry:
     none: name of the reserved slot for segments without a channel (``None``).
     other: name of the reserved slot for names outside the vocabulary.
     grow: False: the vocabulary is fixed: slots are ``[*names, none, other]``, the same on every rank. True: a name seen
-        for the first time gets the next free slot of this process, :class:`~segscatter.ChannelLossTracker` merges the
-        vocabularies of the ranks; there are no reserved slots (``None`` is a channel like any other, shown as ``none``),
-        and 1 and "1" stay two channels.
+        for the first time gets the next free slot of this process, and :class:`~segscatter.ChannelLossTracker` merges
+        the vocabularies of the ranks; there are no reserved slots (``None`` is a channel like any other, shown as
+        ``none``), and 1 and "1" stay two channels.
 
     Registries are equal when they give the same ids to the same names, and can be pickled.
 
@@ -83,7 +83,9 @@ class ChannelRegistry:
             except json.JSONDecodeError as error:
                 raise ValueError(f"{os.fspath(path)} is not a valid JSON list: {error}") from error
             if not isinstance(names, list):
-                raise ValueError(f"{os.fspath(path)} must hold a JSON list of names, but holds a {type(names).__name__}")
+                raise ValueError(
+                    f"{os.fspath(path)} must hold a JSON list of names, but holds a {type(names).__name__}"
+                )
         else:
             names = [line.strip() for line in text.splitlines() if line.strip()]
         return cls(names, **options)
@@ -92,9 +94,9 @@ class ChannelRegistry:
     def from_dataset(cls, dataset: Any, key: str = "channel", **options: Any) -> ChannelRegistry:
         """Collects the names that a dataset holds, sorted, so that the order of its rows does not matter.
 
-        dataset: a Hugging Face ``Dataset`` (or anything with its ``column_names`` and ``unique``), a mapping of columns,
-            a mapping of splits (``DatasetDict``), or an iterable of rows (mappings), which is read to its end. Every rank
-            must pass the same data. None values and rows without the key go to the ``none`` slot.
+        dataset: a Hugging Face ``Dataset`` (or anything with its ``column_names`` and ``unique``), a mapping of
+            columns, a mapping of splits (``DatasetDict``), or an iterable of rows (mappings), which is read to its end.
+            Every rank must pass the same data. None values and rows without the key go to the ``none`` slot.
         key: the column. options: as in the constructor.
 
         Raises ValueError when the key is nowhere in the dataset, and as the constructor does (1 and "1" collide).
@@ -113,7 +115,7 @@ class ChannelRegistry:
         workers, which must not touch CUDA (``DataLoader(pin_memory=True)`` pins their batches).
 
         Raises TypeError for a string in place of a list, ValueError when there are more names than ``length``, and
-        RuntimeError when a growing registry is used in a dataloader worker, whose new slots no other process would know.
+        RuntimeError when a growing registry is used in a dataloader worker, whose slots no other process would know.
         """
         if isinstance(names, str | bytes):
             raise TypeError(f"names must be an iterable of names, but is the single string {names!r}")
@@ -253,8 +255,8 @@ class ChannelRegistry:
         if text in self._texts and not self._warned:
             self._warned = True
             warnings.warn(
-                f"channels of different types are written alike, as {text!r}; they are kept apart, and shown with their "
-                f"type",
+                f"channels of different types are written alike, as {text!r}; they are kept apart, and shown with "
+                f"their type",
                 stacklevel=4,
             )
         self._texts.add(text)
@@ -292,7 +294,7 @@ def name_key(name: object) -> ChannelKey:
 
 
 def display_names(keys: Sequence[ChannelKey], none: str) -> tuple[str, ...]:
-    """One distinct name for every key: its text (``none`` for None); keys that are no strings give way in a collision."""
+    """One distinct name for every key: its text (``none`` for None), with its type where a string has that text."""
     taken = {text for kind, text in keys if kind == "str"}
     names = []
     for kind, text in keys:
@@ -306,7 +308,7 @@ def display_names(keys: Sequence[ChannelKey], none: str) -> tuple[str, ...]:
 
 
 def vocabulary_hash(keys: Iterable[ChannelKey], grow: bool) -> str:
-    """32 hexadecimal digits over the ordered keys, each part with its length in front, so that no two lists run together."""
+    """32 hexadecimal digits over the ordered keys; lengths go in too, so that no two lists read the same."""
     digest = hashlib.sha256(b"segscatter growing" if grow else b"segscatter fixed")
     for key in keys:
         for part in key:
