@@ -10,10 +10,10 @@ set(SEGSCATTER_TORCH_MINIMUM 2.8)
 if(NOT Python_EXECUTABLE)
   find_package(Python COMPONENTS Interpreter QUIET)
 endif()
-set(ask_torch
-    "import torch, torch.utils.cpp_extension as e\n"
-    "print(torch.__version__, torch.version.cuda or '', ';'.join(e.include_paths()), e.TORCH_LIB_PATH, sep='|')")
-string(CONCAT ask_torch ${ask_torch})
+set(ask_torch [[
+import torch, torch.utils.cpp_extension as extension
+print(torch.__version__, torch.version.cuda or "", extension.TORCH_LIB_PATH, *extension.include_paths(), sep="\n")
+]])
 if(Python_EXECUTABLE AND NOT Torch_DIR)
   execute_process(COMMAND ${Python_EXECUTABLE} -c "${ask_torch}" OUTPUT_VARIABLE answer ERROR_VARIABLE error
                   RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
@@ -21,13 +21,9 @@ endif()
 
 add_library(segscatter_libtorch INTERFACE)
 if(DEFINED failed AND NOT failed)
-  string(REPLACE ";" "\\;" answer "${answer}")
-  string(REPLACE "|" ";" answer "${answer}")
-  list(GET answer 0 SEGSCATTER_TORCH_VERSION)
-  list(GET answer 1 SEGSCATTER_TORCH_CUDA)
-  list(GET answer 2 torch_includes)
-  list(GET answer 3 SEGSCATTER_TORCH_LIB_DIR)
-  target_include_directories(segscatter_libtorch SYSTEM INTERFACE ${torch_includes})
+  string(REPLACE "\n" ";" answer "${answer}")
+  list(POP_FRONT answer SEGSCATTER_TORCH_VERSION SEGSCATTER_TORCH_CUDA SEGSCATTER_TORCH_LIB_DIR)
+  target_include_directories(segscatter_libtorch SYSTEM INTERFACE ${answer})
   foreach(library torch torch_cpu c10)
     target_link_libraries(segscatter_libtorch INTERFACE ${SEGSCATTER_TORCH_LIB_DIR}/lib${library}.so)
   endforeach()

@@ -32,7 +32,7 @@ using NodePointer = std::decay_t<decltype(std::declval<const at::Tensor&>().grad
 template <class N>
 auto make_node() {
   if constexpr (std::is_same_v<NodePointer, std::shared_ptr<Node>>) {
-    return std::shared_ptr<N>(new N(), torch::autograd::deleteNode);
+    return std::shared_ptr<N>(new N(), [](auto* node) { deleteNode(node); });  // torch's, found by its argument
   } else {
     return c10::make_intrusive<N>();
   }
@@ -176,7 +176,7 @@ void accumulate_autograd(at::Tensor& sums, at::Tensor& counts, const at::Tensor&
     at::Tensor more = std::get<0>(segment_scatter_reduce(tangent, cu_seqlens, group_ids, sums.sym_size(-1), mask,
                                                          ignore_index, cp_layout, cp_size, cp_rank,
                                                          sums.scalar_type()));
-    if (old_tangent.defined()) more = old_tangent + more;
+    if (old_tangent.defined()) more = old_tangent.add(more);
     sums._set_fw_grad(more, /*level=*/0, /*is_inplace_op=*/true);
   }
 }

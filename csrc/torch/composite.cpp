@@ -18,8 +18,8 @@ namespace {
 /// OffsetMap's formula on a tensor.
 at::Tensor local_offsets(const at::Tensor& cu_seqlens, const core::OffsetMap& map) {
   const at::Tensor x = cu_seqlens.to(at::kLong).clamp_min(0).floor_divide(map.divisor);
-  const auto part = [&](const core::OffsetMap::Window& window) { return (x - window.begin).clamp(0, window.length); };
-  return part(map.windows[0]) + part(map.windows[1]);
+  const auto part = [&](const core::OffsetMap::Window& window) { return x.sub(window.begin).clamp(0, window.length); };
+  return part(map.windows[0]).add(part(map.windows[1]));
 }
 
 /// [T], the group of every token; num_groups for tokens that are dead or in no group.
@@ -76,7 +76,7 @@ void accumulate_composite(at::Tensor& sums, at::Tensor& counts, const at::Tensor
   validate_if_asked(grouping, sums.size(-1), values.size(-1));
   const at::ScalarType dtype = widest_float(values.device());
   const auto [more, live] = sums_of(values, grouping, sums.size(-1), dtype);
-  sums.copy_(sums.to(dtype) + more);
+  sums.copy_(sums.to(dtype).add(more));
   counts.add_(live);
 }
 
