@@ -129,7 +129,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &sp::build_info, "What this library was built from and with: a dict of strings and numbers.");
   py::class_<sp::NameTable>(m, "NameTable", "Channel names and their ids.")
       .def(py::init<>())
-      .def("insert", &sp::NameTable::insert, py::arg("name"), py::arg("id"))
+      .def("insert", &sp::NameTable::insert, py::arg("name"), py::arg("id"), "name: str, or UTF-8 bytes.")
       .def("__len__", &sp::NameTable::size)
       .def(
           "encode",

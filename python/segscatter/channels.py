@@ -6,6 +6,7 @@ Importing this module is cheap and starts nothing, so collators in dataloader wo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -263,7 +264,8 @@ class ChannelRegistry:
         self._slots[key] = slot
         self._keys.append(key)
         if kind == "str" and self._table is not None:
-            self._table.insert(text, slot)
+            with contextlib.suppress(UnicodeEncodeError):  # lone surrogates: left to _resolve
+                self._table.insert(text.encode(), slot)
         if self._grow:
             if key == name_key(None):
                 self._none_slot = slot

@@ -116,7 +116,8 @@ class ChannelLossTracker:
 
         mask, ids and cu_seqlens may be on the host: they are copied without blocking.
 
-        To capture this in a CUDA graph, have everything on the device and warm up in the same mode first.
+        To capture this in a CUDA graph, use a fixed registry, have everything on the device and warm up in the same mode
+        first; the sums then stay where they are.
 
         Raises ValueError for shapes or devices that do not fit and more ids than segments, TypeError for wrong types.
         """
@@ -211,11 +212,13 @@ class ChannelLossTracker:
 
     def reset(self, mode: str | None = None) -> None:
         """Forgets the sums of a mode, or of all modes and an open step."""
-        if mode is None:
-            self._totals, self._step, self._in_step = {}, {}, False
-        else:
+        if mode is not None:
             _check_mode(mode)
-            self._totals.pop(mode, None)
+        elif self._in_step:
+            self.discard_step()
+        for name, accumulator in self._totals.items():
+            if mode in (None, name):
+                accumulator.zero_()  # in place: CUDA graphs may hold its address
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's sums and counts (copies, on the tracker's device) with the vocabulary they belong to.
