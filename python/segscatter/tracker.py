@@ -138,7 +138,7 @@ class ChannelLossTracker:
                 raise TypeError(f"mask must be a Tensor or None, but is a {type(mask).__name__}")
             if mask.numel() != num_tokens:
                 raise ValueError(f"mask must have one element a token, but has {mask.numel()} for {num_tokens} tokens")
-            mask = _to_device(mask.detach().reshape(-1), device, "mask")
+            mask = _to_device(_flat(mask), device, "mask")
         target = self._accumulator(self._step if self._in_step else self._totals, mode)
         ops.segment_scatter_accumulate_(
             target.sums,
@@ -296,7 +296,7 @@ class ChannelLossTracker:
             return self._registry.encode(names, length=num_segments)
         if ids.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"ids must be int32 or int64, but are {ids.dtype}")
-        ids = ids.detach().reshape(-1)
+        ids = _flat(ids)
         _check_ids(ids.numel(), num_segments)
         if ids.numel() == num_segments:
             return ids
@@ -399,10 +399,14 @@ def _offsets(cu_seqlens: Tensor | Sequence[int]) -> Tensor:
         cu_seqlens = torch.tensor(cu_seqlens, dtype=torch.int64)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, but are {cu_seqlens.dtype}")
-    cu_seqlens = cu_seqlens.detach().reshape(-1)
+    cu_seqlens = _flat(cu_seqlens)
     if cu_seqlens.numel() == 0:
         raise ValueError("cu_seqlens must have at least one element (number of segments + 1), but is empty")
     return cu_seqlens
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
 def _to_device(tensor: Tensor, device: torch.device, argument: str) -> Tensor:
