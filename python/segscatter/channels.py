@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import numbers
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -148,9 +149,10 @@ class ChannelRegistry:
     @property
     def names(self) -> tuple[str, ...]:
         """The name of every slot; no two are the same (a growing registry writes the second of "1" and 1 "1 (int)")."""
-        if len(self._names) != len(self._keys):
-            self._names = display_names(self._keys, self._none)
-        return self._names
+        names = self._names
+        if len(names) != len(self._keys):
+            names = self._names = display_names(self.keys, self._none)
+        return names
 
     @property
     def num_groups(self) -> int:
@@ -238,6 +240,7 @@ class ChannelRegistry:
             seen[text] = name
 
     def _build_lookup(self) -> None:
+        self._lock = threading.Lock()
         self._slots: dict[ChannelKey, int] = {}
         self._texts: set[str] = set()
         self._names: tuple[str, ...] = ()
@@ -251,6 +254,13 @@ class ChannelRegistry:
         return ("str", self._none if name is None else str(name))
 
     def _append(self, key: ChannelKey) -> int:
+        """The slot of a key that was not found a moment ago; another thread may have been faster."""
+        with self._lock:
+            if key not in self._slots:
+                self._add_slot(key)
+            return self._slots[key]
+
+    def _add_slot(self, key: ChannelKey) -> None:
         slot = len(self._keys)
         kind, text = key
         if text in self._texts and not self._warned:
@@ -258,11 +268,11 @@ class ChannelRegistry:
             warnings.warn(
                 f"channels of different types are written alike, as {text!r}; they are kept apart, and shown with "
                 f"their type",
-                stacklevel=4,
+                stacklevel=5,
             )
         self._texts.add(text)
-        self._slots[key] = slot
         self._keys.append(key)
+        self._slots[key] = slot
         if kind == "str" and self._table is not None:
             with contextlib.suppress(UnicodeEncodeError):  # lone surrogates: left to _resolve
                 self._table.insert(text.encode(), slot)
@@ -273,7 +283,6 @@ class ChannelRegistry:
             self._none_slot = slot
         elif text == self._other:
             self._unseen_slot = slot
-        return slot
 
     def _resolve(self, name: object) -> int:
         key = self._key(name)

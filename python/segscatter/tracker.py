@@ -116,8 +116,8 @@ class ChannelLossTracker:
 
         mask, ids and cu_seqlens may be on the host: they are copied without blocking.
 
-        To capture this in a CUDA graph, use a fixed registry, have everything on the device and warm up in the same mode
-        first; the sums then stay where they are.
+        To capture this in a CUDA graph, use a fixed registry, have everything on the device and warm up in the same
+        mode first; the sums then stay where they are.
 
         Raises ValueError for shapes or devices that do not fit and more ids than segments, TypeError for wrong types.
         """
@@ -177,7 +177,7 @@ class ChannelLossTracker:
         """Sums, counts and means of the channels over all ranks since the last ``reduce`` of this mode.
 
         Collective: every rank of the group calls it with the same mode, whether it saw data or not. One all_reduce and
-        one device-to-host copy; then the sums start anew. The first call also checks that the ranks have one
+        one device-to-host copy; then the sums start anew. The first call in a group also checks that its ranks have one
         vocabulary. A growing registry compares them every time (one small all_reduce, read by the host), and exchanges
         the names when some are new.
 
@@ -223,7 +223,8 @@ class ChannelLossTracker:
     def state_dict(self) -> dict[str, Any]:
         """This rank's sums and counts (copies, on the tracker's device) with the vocabulary they belong to.
 
-        What an open step holds is left out. It is made of tensors, strings, numbers, lists and dicts, which
+        Every rank's state is its own: load what a rank saved on one rank only, or its tokens count twice. What an open
+        step holds is left out. The state is made of tensors, strings, numbers, lists and dicts, which
         ``torch.load(weights_only=True)`` reads.
         """
         size = self._registry.num_groups

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ChannelRegistry: vocabulary rules, encoding, hashing; the native encoder against the plain one and a plain oracle."""
 
+import concurrent.futures
 import json
 import os
 import pickle
@@ -120,6 +121,21 @@ def test_growing_registry_keeps_types_apart_and_says_so_once(encoder):
     assert ids.tolist() == [0, 1, 2, 3, 4, 5, 6, 0]
     assert registry.names == ("1 (int)", "1", "None (NoneType)", "None", "True", "1.0 (float)", "1.0")
     assert len(set(registry.names)) == len(registry)
+
+
+def test_growing_registry_in_several_threads(encoder):
+    registry = ChannelRegistry(grow=True)
+    names = [f"c{i}" for i in range(300)]
+
+    def work(seed):
+        order = random.Random(seed).sample(names, len(names))
+        return dict(zip(order, registry.encode(order).tolist(), strict=True))
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(work, range(32))
+    assert all(other == first for other in others)
+    assert sorted(first.values()) == list(range(300))
+    assert {name: slot for slot, name in enumerate(registry.names)} == first
 
 
 def test_integer_and_string_types_are_one_each(encoder):
