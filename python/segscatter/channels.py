@@ -139,7 +139,9 @@ class ChannelRegistry:
         if self._table is None:
             ids[:count] = torch.tensor([self._resolve(name) for name in names], dtype=torch.int32)
             return ids
-        unresolved, unseen = self._table.encode(names, ids.data_ptr(), self._none_slot, self._unseen_slot)
+        unresolved, unseen = self._table.encode(
+            names, ids.data_ptr(), self._none_slot, self._unseen_slot, self._int_prefix
+        )
         self._unseen += unseen
         if unresolved:
             slots = [self._resolve(names[i]) for i in unresolved]
@@ -245,6 +247,7 @@ class ChannelRegistry:
         self._texts: set[str] = set()
         self._names: tuple[str, ...] = ()
         self._table = _C.NameTable() if _C is not None else None
+        self._int_prefix = b"\xff" if self._grow else b""  # a byte that no string has in UTF-8
         self._none_slot = -1
         self._unseen_slot = -1  # a growing registry has none: names that the table lacks come back unresolved
 
@@ -273,9 +276,10 @@ class ChannelRegistry:
         self._texts.add(text)
         self._keys.append(key)
         self._slots[key] = slot
-        if kind == "str" and self._table is not None:
+        if kind in ("str", "int") and self._table is not None:
+            prefix = self._int_prefix if kind == "int" else b""
             with contextlib.suppress(UnicodeEncodeError):  # lone surrogates: left to _resolve
-                self._table.insert(text.encode(), slot)
+                self._table.insert(prefix + text.encode(), slot)
         if self._grow:
             if key == name_key(None):
                 self._none_slot = slot

@@ -358,12 +358,29 @@ def test_native_encoder_checks_its_arguments():
         table.insert(str(slot % 500), slot)  # a second insert takes the new id
     assert len(table) == 500
     ids = torch.empty(3, dtype=torch.int32)
-    assert table.encode(["0", "499", "500"], ids.data_ptr(), -1, -1) == ([2], 0)
+    assert table.encode(["0", "499", "500"], ids.data_ptr(), -1, -1, "") == ([2], 0)
     assert ids[:2].tolist() == [500, 999]
-    assert table.encode(["x", None, 5], ids.data_ptr(), 7, 8) == ([2], 1)
+    assert table.encode(["x", None, 5.0], ids.data_ptr(), 7, 8, "") == ([2], 1)
     assert ids[:2].tolist() == [8, 7]
+    assert table.encode([499, "499", 2**63], ids.data_ptr(), 7, 8, "") == ([2], 0)
+    assert ids[:2].tolist() == [999, 999]
+    table.insert(b"\xff-499", 3)
+    assert table.encode([-499, "-499", 499], ids.data_ptr(), -1, -1, b"\xff") == ([1, 2], 0)
+    assert ids[0] == 3
     with pytest.raises(TypeError):
-        table.encode("abc", ids.data_ptr(), -1, -1)
+        table.encode("abc", ids.data_ptr(), -1, -1, "")
+
+
+@pytest.mark.parametrize("grow", [False, True])
+def test_integer_channels(encoder, grow):
+    names = [0, 7, -7, 2**63 - 1, -(2**63), 2**63, 10**40]
+    registry = ChannelRegistry(() if grow else names, grow=grow)
+    assert registry.encode(names).tolist() == list(range(7))
+    assert registry.encode(names[::-1]).tolist() == list(range(7))[::-1]
+    if not grow:
+        assert registry.encode([str(name) for name in names]).tolist() == list(range(7))
+        assert registry.encode([8, 10**41]).tolist() == [8, 8]
+        assert registry.unseen == 2
 
 
 def test_build_info_names_the_version():
