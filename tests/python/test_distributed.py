@@ -16,54 +16,14 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from counting import Count
 from segscatter import ChannelLossTracker, ChannelRegistry
 from segscatter.distributed import communication_device, resolve_group
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMES = ["code", "math", "web"]
-GROUP_TIMEOUT = datetime.timedelta(seconds=30)
-JOIN_TIMEOUT = 120
-WORLD_SIZES = [1, 2, 4]
-HOST_READS = {"item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__array__"}
-
-
-class Count:
-    """Counts collectives (at the dispatcher) and host reads inside a with block."""
-
-    def __enter__(self):
-        self.collectives, self.reads = [], 0
-        count = self
-
-        class Operators(TorchDispatchMode):
-            @classmethod
-            def _should_skip_dynamo(cls):
-                return False  # or the first use imports the compiler, in every process
-
-            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-                name = func.overloadpacket._qualified_op_name
-                if name.startswith("c10d::"):
-                    count.collectives.append(name.removeprefix("c10d::").rstrip("_"))
-                count.reads += name == "aten::_local_scalar_dense"
-                return func(*args, **(kwargs or {}))
-
-        class Reads(TorchFunctionMode):
-            def __torch_function__(self, func, types, args=(), kwargs=None):
-                count.reads += getattr(func, "__name__", "") in HOST_READS
-                return func(*args, **(kwargs or {}))
-
-        self.modes = [Reads(), Operators()]
-        for mode in self.modes:
-            mode.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        for mode in reversed(self.modes):
-            mode.__exit__(*error)
-
-    @property
-    def result(self):
-        return self.collectives, self.reads
+GROUP_TIMEOUT = datetime.timedelta(seconds=60)
+JOIN_TIMEOUT = 240
+WORLD_SIZES = [1, 2, 4, pytest.param(16, marks=pytest.mark.slow)]
 
 
 def plain(stats):
@@ -152,7 +112,7 @@ def scenario_counts(rank, world_size):
                 tracker.update(torch.ones(2), None, [("web", "code")[(rank + step) % 2]])
             with Count() as reduce:
                 tracker.reduce()
-            counted[kind, step] = update.result, reduce.result
+            counted[kind, step] = (update.collectives, update.reads), (reduce.collectives, reduce.reads)
     return counted
 
 
