@@ -50,12 +50,11 @@ class CMakeBuild(build_ext):
             configure += ["-G", "Ninja"]
         self.call(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")))
         self.call(["cmake", "--build", str(tree), "--parallel", os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)])
-        self.call(["cmake", "--install", str(tree)])
+        self.call(["cmake", "--install", str(tree)], stdout=subprocess.DEVNULL)
 
-    def call(self, command: list[str]) -> None:
-        self.announce(shlex.join(command), level=2)
+    def call(self, command: list[str], **options) -> None:
         try:
-            subprocess.run(command, check=True)
+            subprocess.run(command, check=True, **options)
         except subprocess.CalledProcessError as error:
             raise SystemExit(f"segscatter: building failed at: {shlex.join(command)}") from error
 
