@@ -48,8 +48,7 @@ SEGSCATTER_DEVICE unsigned char* shared_memory() {
   return segscatter_shared_memory;
 }
 
-// ---- blocks
-// ----------------------------------------------------------------------------------------------------------
+// ---- blocks ----
 
 /// Waits for all threads of the block, and orders their accesses to memory.
 SEGSCATTER_DEVICE void block_barrier() {
@@ -61,8 +60,7 @@ SEGSCATTER_DEVICE bool block_any(bool condition) {
   return __syncthreads_or(condition) != 0;
 }
 
-// ---- warps
-// -----------------------------------------------------------------------------------------------------------
+// ---- warps ----
 
 /// Waits for all lanes of the warp, and orders their accesses to memory.
 SEGSCATTER_DEVICE void warp_barrier() {
@@ -148,9 +146,8 @@ SEGSCATTER_DEVICE T* cluster_shared(T* shared, unsigned) {
 
 #endif
 
-// ---- programmatic dependent launch
-// ----------------------------------------------------------------------------------- A kernel launched with the
-// attribute may start while the one before it in the stream still runs. No-ops before sm_90.
+// ---- programmatic dependent launch ----
+// A kernel launched with the attribute may start while the one before it in the stream still runs. No-ops before sm_90.
 
 /// The next kernel may be brought onto the device from now on. Says nothing about memory: it waits for this one's end.
 SEGSCATTER_DEVICE void allow_next_kernel() {
@@ -166,8 +163,7 @@ SEGSCATTER_DEVICE void wait_for_previous_kernel() {
 #endif
 }
 
-// ---- instructions
-// ----------------------------------------------------------------------------------------------------
+// ---- instructions ----
 
 SEGSCATTER_DEVICE int count_ones(std::uint32_t x) {
   return __popc(x);
