@@ -25,9 +25,8 @@ namespace segscatter::core::cuda {
 
 constexpr int kWarpSize = 32;
 
-// ---- threads
-// --------------------------------------------------------------------------------------------------------- Blocks and
-// grids are one-dimensional.
+// ---- threads ----
+// Blocks and grids are one-dimensional.
 
 SEGSCATTER_DEVICE int thread_index() {
   return static_cast<int>(threadIdx.x);
@@ -99,10 +98,9 @@ SEGSCATTER_DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(~0u, value, mask);
 }
 
-// ---- clusters
-// -------------------------------------------------------------------------------------------------------- A cluster is
-// a group of blocks that run at the same time and reach each other's shared memory (sm_90 on). Elsewhere, and in a
-// launch that asks for none, every block is a cluster of its own.
+// ---- clusters ----
+// A cluster is a group of blocks that run at the same time and reach each other's shared memory (sm_90 on). Elsewhere,
+// and in a launch that asks for none, every block is a cluster of its own.
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
