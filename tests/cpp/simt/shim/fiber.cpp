@@ -17,8 +17,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// This file is compiled without -fsanitize=thread, so that its own work is invisible to that sanitizer; hence a macro of
-// the build instead of __SANITIZE_THREAD__.
+// This file is compiled without -fsanitize=thread, so that its own work is invisible to that sanitizer; hence a macro
+// of the build instead of __SANITIZE_THREAD__.
 #if defined(SEGSCATTER_SIMT_TSAN)
 extern "C" {
 void* __tsan_get_current_fiber();
@@ -101,6 +101,7 @@ namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::size_t kStackBytes = 256 * 1024;  // redzones make frames large
+constexpr std::size_t kOutermostFrames = 4096;
 #else
 constexpr std::size_t kStackBytes = 64 * 1024;
 #endif
@@ -116,7 +117,9 @@ struct Host {
 Host host;
 Fiber* running = nullptr;
 
-std::size_t page_bytes() { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
+std::size_t page_bytes() {
+  return static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
 
 }  // namespace
 
@@ -148,7 +151,8 @@ void Fiber::start(void (*entry)(void*), void* argument) {
   finished_ = false;
   asan_stack_ = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(stack_, kStackBytes);  // the last frames of the run before never returned
+  // The outermost frames of the run before never returned; inner ones did and left nothing behind.
+  __asan_unpoison_memory_region(stack_ + kStackBytes - kOutermostFrames, kOutermostFrames);
 #endif
   auto* top = reinterpret_cast<std::uint64_t*>(stack_ + kStackBytes);
   const auto first = reinterpret_cast<std::uint64_t>(&Fiber::run_entry);
@@ -198,7 +202,9 @@ void Fiber::switch_to_host() {
 #endif
 }
 
-void Fiber::suspend() { running->switch_to_host(); }
+void Fiber::suspend() {
+  running->switch_to_host();
+}
 
 void Fiber::run_entry() {
 #if defined(__SANITIZE_ADDRESS__)
@@ -212,8 +218,12 @@ void Fiber::run_entry() {
 }
 
 #if defined(SEGSCATTER_SIMT_TSAN)
-void tsan_release(void* tag) { __tsan_release(tag); }
-void tsan_acquire(void* tag) { __tsan_acquire(tag); }
+void tsan_release(void* tag) {
+  __tsan_release(tag);
+}
+void tsan_acquire(void* tag) {
+  __tsan_acquire(tag);
+}
 TsanIgnore::TsanIgnore() {
   AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
   AnnotateIgnoreWritesBegin(__FILE__, __LINE__);

@@ -196,7 +196,9 @@ const char* name_of(WarpOp op) {
                                        "warp_ballot",  "warp_any", "warp_match"};
   return kNames[static_cast<int>(op)];
 }
-const char* name_of(BlockBarrier kind) { return kind == BlockBarrier::kSync ? "block_barrier" : "block_any"; }
+const char* name_of(BlockBarrier kind) {
+  return kind == BlockBarrier::kSync ? "block_barrier" : "block_any";
+}
 
 class Scheduler {
  public:
@@ -337,7 +339,8 @@ Grid* Scheduler::next_grid() {
     if (grid.ended()) continue;
     // The next launch overlaps with this one only if it may and every block of this one lets it.
     const std::size_t next = grid.index + 1;
-    if (next == grids_.size() || !grids_[next].launch->programmatic || grid.ready_blocks != grid.blocks()) return nullptr;
+    if (next == grids_.size() || !grids_[next].launch->programmatic || grid.ready_blocks != grid.blocks())
+      return nullptr;
     return grids_[next].admitted != grids_[next].cluster_order.size() ? &grids_[next] : nullptr;
   }
   return nullptr;
@@ -490,9 +493,17 @@ void run(const std::vector<Launch>& stream, std::uint64_t seed) {
   scheduler = nullptr;
 }
 
-std::uint64_t launches_run() { return launches; }
+std::uint64_t launches_run() {
+  return launches;
+}
 
-void* shared_memory() { return scheduler->current().block->shared->data(); }
+void fail(const std::string& message) {
+  scheduler->fail(message);
+}
+
+void* shared_memory() {
+  return scheduler->current().block->shared->data();
+}
 
 void* map_shared_rank(void* address, unsigned rank) {
   Block& block = *scheduler->current().block;
@@ -557,8 +568,12 @@ void cluster_wait() {
   tsan_acquire(cluster.tags.of(thread.cluster_round));
 }
 
-unsigned cluster_rank() { return scheduler->current().block->rank; }
-unsigned cluster_blocks() { return static_cast<unsigned>(scheduler->current().block->cluster->blocks.size()); }
+unsigned cluster_rank() {
+  return scheduler->current().block->rank;
+}
+unsigned cluster_blocks() {
+  return static_cast<unsigned>(scheduler->current().block->cluster->blocks.size());
+}
 
 namespace {
 
@@ -621,7 +636,9 @@ std::uint64_t warp_collective(WarpOp op, std::uint64_t operand, int source_lane)
   return thread.result;
 }
 
-void allow_next_launch() { scheduler->trigger(*scheduler->current().block); }
+void allow_next_launch() {
+  scheduler->trigger(*scheduler->current().block);
+}
 
 void wait_for_previous_launch() {
   const TsanIgnore ignore;

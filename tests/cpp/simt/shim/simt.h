@@ -42,7 +42,8 @@ void run(const std::vector<Launch>& stream, std::uint64_t seed);
 /// Launches that run() has finished so far in this process.
 std::uint64_t launches_run();
 
-// ---- what the running thread may ask and do --------------------------------------------------------------------------
+// ---- what the running thread may ask and do
+// --------------------------------------------------------------------------
 
 struct ThreadIndices {
   unsigned thread, block_threads, block, grid_blocks;
@@ -72,5 +73,8 @@ std::uint64_t warp_collective(WarpOp op, std::uint64_t operand, int source_lane)
 /// Programmatic dependent launch: lets the next launch begin; waits for the end of the one before.
 void allow_next_launch();
 void wait_for_previous_launch();
+
+/// Stops the program, naming the running thread.
+[[noreturn]] void fail(const std::string& message);
 
 }  // namespace segscatter::simt

@@ -19,25 +19,43 @@ constexpr int kWarpSize = 32;
 
 // ---- threads ----
 
-inline int thread_index() { return static_cast<int>(simt::this_thread->thread); }
-inline int block_threads() { return static_cast<int>(simt::this_thread->block_threads); }
-inline unsigned block_index() { return simt::this_thread->block; }
-inline unsigned grid_blocks() { return simt::this_thread->grid_blocks; }
+inline int thread_index() {
+  return static_cast<int>(simt::this_thread->thread);
+}
+inline int block_threads() {
+  return static_cast<int>(simt::this_thread->block_threads);
+}
+inline unsigned block_index() {
+  return simt::this_thread->block;
+}
+inline unsigned grid_blocks() {
+  return simt::this_thread->grid_blocks;
+}
 
-inline unsigned char* shared_memory() { return static_cast<unsigned char*>(simt::shared_memory()); }
+inline unsigned char* shared_memory() {
+  return static_cast<unsigned char*>(simt::shared_memory());
+}
 
 // ---- blocks ----
 
-inline void block_barrier() { simt::block_barrier(simt::BlockBarrier::kSync, false); }
-inline bool block_any(bool condition) { return simt::block_barrier(simt::BlockBarrier::kAny, condition); }
+inline void block_barrier() {
+  simt::block_barrier(simt::BlockBarrier::kSync, false);
+}
+inline bool block_any(bool condition) {
+  return simt::block_barrier(simt::BlockBarrier::kAny, condition);
+}
 
 // ---- warps ----
 
-inline void warp_barrier() { simt::warp_collective(simt::WarpOp::kBarrier, 0, 0); }
+inline void warp_barrier() {
+  simt::warp_collective(simt::WarpOp::kBarrier, 0, 0);
+}
 inline std::uint32_t warp_ballot(bool condition) {
   return static_cast<std::uint32_t>(simt::warp_collective(simt::WarpOp::kBallot, condition, 0));
 }
-inline bool warp_any(bool condition) { return simt::warp_collective(simt::WarpOp::kAny, condition, 0) != 0; }
+inline bool warp_any(bool condition) {
+  return simt::warp_collective(simt::WarpOp::kAny, condition, 0) != 0;
+}
 inline std::uint32_t warp_match(std::uint32_t key) {
   return static_cast<std::uint32_t>(simt::warp_collective(simt::WarpOp::kMatch, key, 0));
 }
@@ -72,10 +90,18 @@ T shuffle_xor(T value, int mask) {
 
 // ---- clusters ----
 
-inline unsigned cluster_blocks() { return simt::cluster_blocks(); }
-inline unsigned cluster_rank() { return simt::cluster_rank(); }
-inline void cluster_arrive() { simt::cluster_arrive(); }
-inline void cluster_wait() { simt::cluster_wait(); }
+inline unsigned cluster_blocks() {
+  return simt::cluster_blocks();
+}
+inline unsigned cluster_rank() {
+  return simt::cluster_rank();
+}
+inline void cluster_arrive() {
+  simt::cluster_arrive();
+}
+inline void cluster_wait() {
+  simt::cluster_wait();
+}
 template <class T>
 T* cluster_shared(T* shared, unsigned rank) {
   return static_cast<T*>(simt::map_shared_rank(shared, rank));
@@ -83,14 +109,24 @@ T* cluster_shared(T* shared, unsigned rank) {
 
 // ---- programmatic dependent launch ----
 
-inline void allow_next_kernel() { simt::allow_next_launch(); }
-inline void wait_for_previous_kernel() { simt::wait_for_previous_launch(); }
+inline void allow_next_kernel() {
+  simt::allow_next_launch();
+}
+inline void wait_for_previous_kernel() {
+  simt::wait_for_previous_launch();
+}
 
 // ---- instructions ----
 
-inline int count_ones(std::uint32_t x) { return __builtin_popcount(x); }
-inline int leading_zeros(std::uint32_t x) { return x != 0 ? __builtin_clz(x) : 32; }
-inline int lowest_one(std::uint32_t x) { return x != 0 ? __builtin_ctz(x) : -1; }
+inline int count_ones(std::uint32_t x) {
+  return __builtin_popcount(x);
+}
+inline int leading_zeros(std::uint32_t x) {
+  return x != 0 ? __builtin_clz(x) : 32;
+}
+inline int lowest_one(std::uint32_t x) {
+  return x != 0 ? __builtin_ctz(x) : -1;
+}
 inline std::uint32_t add_bytes(std::uint32_t x, std::uint32_t addend) {
   return addend + (x & 0xff) + (x >> 8 & 0xff) + (x >> 16 & 0xff) + (x >> 24);
 }
