@@ -175,7 +175,14 @@ TEST(Shim, SharedMemoryBeginsRandom) {
 
 TEST(Shim, FirstBlockLeavesOutTheOnesBefore) {
   std::vector<int> ran(8, 0);
-  Launch launch{"kernel", [&] { ran[block_index()] += thread_index() == 0; }, 8, 32, 2, 0};
+  Launch launch{"kernel",
+                [&] {
+                  if (thread_index() == 0) ++ran[block_index()];
+                },
+                8,
+                32,
+                2,
+                0};
   launch.first_block = 6;
   simt::run({launch}, 1);
   EXPECT_EQ(ran, (std::vector<int>{0, 0, 0, 0, 0, 0, 1, 1}));
