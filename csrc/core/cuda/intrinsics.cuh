@@ -217,6 +217,10 @@ SEGSCATTER_DEVICE std::uint32_t bits_of_float(float value) {
   return __float_as_uint(value);
 }
 
+SEGSCATTER_DEVICE std::uint64_t bits_of_double(double value) {
+  return static_cast<std::uint64_t>(__double_as_longlong(value));
+}
+
 /// IEEE half precision and back, rounding to nearest even.
 SEGSCATTER_DEVICE float float_of_half(std::uint16_t bits) {
   float value;
@@ -227,6 +231,13 @@ SEGSCATTER_DEVICE std::uint16_t half_of_float(float value) {
   std::uint16_t bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
+}
+
+/// bfloat16, rounding to nearest even; NaN stays NaN.
+SEGSCATTER_DEVICE std::uint16_t bfloat16_of_float(float value) {
+  const std::uint32_t bits = bits_of_float(value);
+  if (value != value) return 0x7fff;
+  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
 /// Single instructions for 32-bit integers.

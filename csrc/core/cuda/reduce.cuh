@@ -8,26 +8,26 @@ namespace segscatter::core::cuda {
 
 struct ReduceParams {
   WalkParams walk;
-  const void* values = nullptr;        ///< null where num_rows is 0: only counts are wanted
+  const void* values = nullptr;  ///< null where num_rows is 0: only counts are wanted
   std::int64_t row_stride = 0;
-  int num_rows = 0;                    ///< K; the grid serves max(K, 1) rows
+  int num_rows = 0;  ///< K; the grid serves max(K, 1) rows
   bool accumulate = false;
   FloatType sum_type = FloatType::kFloat32;
-  void* sums = nullptr;                ///< [K, G]
-  std::int64_t* counts = nullptr;      ///< [G]
+  void* sums = nullptr;            ///< [K, G]
+  std::int64_t* counts = nullptr;  ///< [G]
   // Scratch memory of the paths with several launches. "Sum" is 8 bytes.
-  void* partial_sums = nullptr;        ///< kTwoLaunches: Sum [K, G, chunks]
-  std::uint32_t* partial_counts = nullptr;   ///< [G, chunks]
+  void* partial_sums = nullptr;             ///< kTwoLaunches: Sum [K, G, chunks]
+  std::uint32_t* partial_counts = nullptr;  ///< [G, chunks]
   unsigned chunks = 0;
-  void* carry_sums = nullptr;          ///< kDocuments, see documents.cuh: Sum [K, warps of all chunks]
+  void* carry_sums = nullptr;  ///< kDocuments, see documents.cuh: Sum [K, warps of all chunks]
   std::uint32_t* carry_counts = nullptr;
-  void* piece_sums = nullptr;          ///< Sum [K, S]
+  void* piece_sums = nullptr;  ///< Sum [K, S]
   std::uint32_t* piece_counts = nullptr;
-  std::uint32_t* unsorted = nullptr;   ///< [chunks]
+  std::uint32_t* unsorted = nullptr;  ///< [chunks]
 };
 
-/// What a grid of num_rows * n blocks does in block `index`: rows are neighbours, so that the mask of a chunk comes from
-/// memory once.
+/// What a grid of num_rows * n blocks does in block `index`: rows are neighbours, so that the mask of a chunk comes
+/// from memory once.
 struct RowAndChunk {
   int row;
   unsigned chunk;
@@ -52,7 +52,8 @@ SEGSCATTER_DEVICE bool allows_vectors(const Value* values, const void* mask) {
 }
 
 /// Writes the result of row `row` and group `group`.
-SEGSCATTER_DEVICE void write_result(const ReduceParams& p, int row, std::int64_t group, double sum, std::int64_t count) {
+SEGSCATTER_DEVICE void write_result(const ReduceParams& p, int row, std::int64_t group, double sum,
+                                    std::int64_t count) {
   if (row < p.num_rows) {
     const std::int64_t i = row * p.walk.segments.num_groups + group;
     if (p.sum_type == FloatType::kFloat64) {
@@ -66,13 +67,12 @@ SEGSCATTER_DEVICE void write_result(const ReduceParams& p, int row, std::int64_t
   if (row == 0) p.counts[group] = p.accumulate ? p.counts[group] + count : count;
 }
 
-/// A sink that keeps a sum and a count per group in shared memory, in "entries" of 8 + 4 bytes. Code c has row c - 1, so
-/// that tokens without a group need no test: they have row 0, which nobody reads.
+/// A sink that keeps a sum and a count per group in shared memory, in "entries" of 8 + 4 bytes. Code c has row c - 1,
+/// so that tokens without a group need no test: they have row 0, which nobody reads.
 ///
-/// kPrivate: every lane has an entry per group, and the one of its current group lives in registers. Rows are 32 sums, then
-/// 32 counts. A change of group is a store and a load.
-/// Else (many groups): one entry per group for the whole warp, all sums, then all counts. Where groups change, lanes of one
-/// group are added up, in lane order, to the entry.
+/// kPrivate: every lane has an entry per group, and the one of its current group lives in registers. Rows are 32 sums,
+/// then 32 counts. A change of group is a store and a load. Else (many groups): one entry per group for the whole warp,
+/// all sums, then all counts. Where groups change, lanes of one group are added up, in lane order, to the entry.
 template <bool kPrivate, class Value>
 struct GroupSums {
   using Sum = SumOf<Value>;
@@ -81,13 +81,13 @@ struct GroupSums {
   static constexpr int kSumStride = kPrivate ? kLanes * 12 : 8;
   static constexpr int kCountStride = kPrivate ? kLanes * 12 : 4;
 
-  unsigned char* entries;     ///< of this warp
+  unsigned char* entries;  ///< of this warp
   int entry_bytes;
   int lane;
-  unsigned char* sums;        ///< this lane's of code 0, which does not exist
+  unsigned char* sums;  ///< this lane's of code 0, which does not exist
   unsigned char* counts;
   Sum sum{};
-  std::uint32_t count = 0;    ///< 128 per live token
+  std::uint32_t count = 0;  ///< 128 per live token
   int code = kNoLabel;
 
   SEGSCATTER_DEVICE GroupSums(const WalkParams& p)
@@ -132,28 +132,11 @@ struct GroupSums {
     }
   }
 
-  /// Adds the sums of the lanes that `need` it to the warp's entries. Lanes with one code are added up in lane order by a
-  /// tree, and the lowest of them adds to the entry.
+  /// Adds the sums of the lanes that `need` it to the warp's entries.
   SEGSCATTER_DEVICE void add_to_entries(bool need) {
-    const std::uint32_t below = (1u << lane) - 1;
-    std::uint32_t peers = warp_match(need ? code : 0);
-    const bool leader = need && !(peers & below);
-    std::uint32_t rank = count_ones(peers & below);
     Sum total = sum;
     std::uint32_t total_count = count;
-    peers &= ~((2u << lane) - 1);                         // those above this lane
-    while (warp_any(need && peers)) {
-      const int next = peers ? lowest_one(peers) : lane;
-      const Sum other = shuffle(total, next);
-      const std::uint32_t other_count = shuffle(total_count, next);
-      if (peers) {
-        total.add(other);
-        total_count += other_count;
-      }
-      peers &= ~warp_ballot(rank & 1);                    // those have handed theirs down
-      rank >>= 1;
-    }
-    if (leader) {
+    if (add_over_equal(need, code, lane, total, total_count)) {
       entry_sum().add(total);
       entry_count() += total_count;
     }
@@ -230,12 +213,14 @@ SEGSCATTER_DEVICE void give_private_sums(const WalkParams& p, Give give) {
       count += four.of[0] + four.of[1] + four.of[2] + four.of[3];
     }
     Sum sum{};
-    if (warp_any(count != 0)) {   // else nobody met this group
+    if (warp_any(count != 0)) {  // else nobody met this group
       SEGSCATTER_UNROLL
       for (int w = 0; w < kWarps; w += 2) {
         const auto two = *reinterpret_cast<const TwoSums*>(sums_at + row + w * stride);
-        if (w) sum.add(two.of[0]);
-        else sum = two.of[0];
+        if (w)
+          sum.add(two.of[0]);
+        else
+          sum = two.of[0];
         sum.add(two.of[1]);
       }
       add_over_warp(sum, count);
@@ -264,11 +249,12 @@ SEGSCATTER_DEVICE void give_warp_sums(const WalkParams& p, Give give) {
 
 /// The sums of chunk `chunk` by group, handed to `give` by one thread or another of the block.
 template <int kThreads, int kRowsAhead, bool kPrivate, class Value, class MaskWord, class BeforeGive, class Give>
-SEGSCATTER_DEVICE void reduce_chunk(const ReduceParams& p, int row, std::int64_t chunk, BeforeGive before_give, Give give) {
+SEGSCATTER_DEVICE void reduce_chunk(const ReduceParams& p, int row, std::int64_t chunk, BeforeGive before_give,
+                                    Give give) {
   const Value* values = row_values<Value>(p, row);
   GroupSums<kPrivate, Value> sink(p.walk);
-  walk_chunk<kThreads, kRowsAhead, Value, MaskWord>(p.walk, values, allows_vectors<Value, MaskWord>(values, p.walk.mask),
-                                                    chunk, sink);
+  walk_chunk<kThreads, kRowsAhead, Value, MaskWord>(p.walk, values,
+                                                    allows_vectors<Value, MaskWord>(values, p.walk.mask), chunk, sink);
   block_barrier();
   before_give();
   if constexpr (kPrivate) {
@@ -299,14 +285,14 @@ template <bool kPrivate, class Value, class MaskWord>
 SEGSCATTER_KERNEL(kOneLaunchPolicy.threads, kOneLaunchPolicy.min_blocks)
 reduce_cluster(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   using Sum = SumOf<Value>;
-  cluster_arrive();   // waited for before the first write to another block's memory, which has to have begun by then
+  cluster_arrive();  // waited for before the first write to another block's memory, which has to have begun by then
   const unsigned blocks = cluster_blocks();
   const unsigned rank = cluster_rank();
   const int row = static_cast<int>(p.num_rows <= 1 ? 0 : block_index() / blocks);
   const unsigned num_groups = static_cast<unsigned>(p.walk.segments.num_groups);
 
-  // Group g is finished by block g mod blocks. Blocks push, so that the receiver reads its own memory only and nobody has
-  // to stay for its sake.
+  // Group g is finished by block g mod blocks. Blocks push, so that the receiver reads its own memory only and nobody
+  // has to stay for its sake.
   Sum* inbox = reinterpret_cast<Sum*>(shared_memory() + p.walk.shared.inbox);
   auto* inbox_counts = reinterpret_cast<std::uint32_t*>(inbox + num_groups + blocks);
   reduce_chunk<kOneLaunchPolicy.threads, kOneLaunchPolicy.rows_ahead, kPrivate, Value, MaskWord>(

@@ -20,10 +20,18 @@ struct Float32 {
 };
 
 /// The bits of the same number as a float.
-SEGSCATTER_DEVICE std::uint32_t widen(Float32 value) { return value.bits; }
-SEGSCATTER_DEVICE std::uint32_t widen(BFloat16 value) { return static_cast<std::uint32_t>(value.bits) << 16; }
-SEGSCATTER_DEVICE std::uint32_t widen(Float16 value) { return bits_of_float(float_of_half(value.bits)); }
-SEGSCATTER_DEVICE double widen(double value) { return value; }
+SEGSCATTER_DEVICE std::uint32_t widen(Float32 value) {
+  return value.bits;
+}
+SEGSCATTER_DEVICE std::uint32_t widen(BFloat16 value) {
+  return static_cast<std::uint32_t>(value.bits) << 16;
+}
+SEGSCATTER_DEVICE std::uint32_t widen(Float16 value) {
+  return bits_of_float(float_of_half(value.bits));
+}
+SEGSCATTER_DEVICE double widen(double value) {
+  return value;
+}
 
 /// A value where bit 7 of byte `i` of `flags` is set, else zero.
 SEGSCATTER_DEVICE float select(std::uint32_t bits, std::uint32_t flags, int i) {
@@ -69,7 +77,9 @@ using SumOf = std::conditional_t<std::is_same_v<Value, double>, DoubleSum, Float
 SEGSCATTER_DEVICE FloatSum shuffle(const FloatSum& sum, int lane) {
   return {shuffle(sum.high, lane), shuffle(sum.low, lane)};
 }
-SEGSCATTER_DEVICE DoubleSum shuffle(const DoubleSum& sum, int lane) { return {shuffle(sum.sum, lane)}; }
+SEGSCATTER_DEVICE DoubleSum shuffle(const DoubleSum& sum, int lane) {
+  return {shuffle(sum.sum, lane)};
+}
 SEGSCATTER_DEVICE FloatSum shuffle_down(const FloatSum& sum, int distance) {
   return {shuffle_down(sum.high, distance), shuffle_down(sum.low, distance)};
 }
@@ -79,7 +89,9 @@ SEGSCATTER_DEVICE DoubleSum shuffle_down(const DoubleSum& sum, int distance) {
 SEGSCATTER_DEVICE FloatSum shuffle_xor(const FloatSum& sum, int mask) {
   return {shuffle_xor(sum.high, mask), shuffle_xor(sum.low, mask)};
 }
-SEGSCATTER_DEVICE DoubleSum shuffle_xor(const DoubleSum& sum, int mask) { return {shuffle_xor(sum.sum, mask)}; }
+SEGSCATTER_DEVICE DoubleSum shuffle_xor(const DoubleSum& sum, int mask) {
+  return {shuffle_xor(sum.sum, mask)};
+}
 
 /// Adds `sum` and `count` up over the lanes of the warp, by a fixed tree; all lanes get the result.
 template <class Sum, class Count>
@@ -89,6 +101,28 @@ SEGSCATTER_DEVICE void add_over_warp(Sum& sum, Count& count) {
     sum.add(shuffle_xor(sum, distance));
     count += shuffle_xor(count, distance);
   }
+}
+
+/// Adds `sum` and `count` up over the lanes that `take_part` with the same `key` (not 0), in lane order, by a tree.
+/// Returns whether the calling lane is the lowest of them, which then has the result.
+template <class Sum, class Count>
+SEGSCATTER_DEVICE bool add_over_equal(bool take_part, std::uint32_t key, int lane, Sum& sum, Count& count) {
+  const std::uint32_t below = (1u << lane) - 1;
+  const std::uint32_t equal = warp_match(take_part ? key : 0);
+  std::uint32_t rank = count_ones(equal & below);
+  std::uint32_t above = equal & ~((2u << lane) - 1);
+  while (warp_any(take_part && above)) {
+    const int next = above ? lowest_one(above) : lane;
+    const Sum other = shuffle(sum, next);
+    const Count other_count = shuffle(count, next);
+    if (above) {
+      sum.add(other);
+      count += other_count;
+    }
+    above &= ~warp_ballot(rank & 1);  // those have handed theirs down
+    rank >>= 1;
+  }
+  return take_part && !(equal & below);
 }
 
 }  // namespace segscatter::core::cuda

@@ -44,12 +44,12 @@ struct Octet {
 /// Bytes as two words, so that four are tested at once.
 template <>
 struct Octet<std::uint8_t> {
-  struct alignas(8) Words {
+  struct alignas(8) Piece {
     std::uint32_t word[2];
   };
-  Words words = {};
+  Piece words = {};
 
-  SEGSCATTER_DEVICE void load(const std::uint8_t* from) { words = *reinterpret_cast<const Words*>(from); }
+  SEGSCATTER_DEVICE void load(const std::uint8_t* from) { words = *reinterpret_cast<const Piece*>(from); }
   SEGSCATTER_DEVICE void load(const std::uint8_t* from, int n) {
     words = {};
     SEGSCATTER_UNROLL
@@ -80,22 +80,20 @@ struct LiveFlags {
   }
 
  private:
-  static SEGSCATTER_DEVICE std::uint32_t first_bytes(int n) {
-    return n <= 0 ? 0u : n < 4 ? (1u << (8 * n)) - 1 : ~0u;
-  }
+  static SEGSCATTER_DEVICE std::uint32_t first_bytes(int n) { return n <= 0 ? 0u : n < 4 ? (1u << (8 * n)) - 1 : ~0u; }
 };
 constexpr int kCountShift = 7;
 
 /// What makes a token dead. Masks are compared as bit patterns of 1, 4 or 8 bytes.
 struct MaskTest {
-  std::uint64_t ignored = 0;           ///< the pattern; 1-byte masks: in each of four bytes
-  std::uint32_t compared = ~0u;        ///< 4-byte masks: the bits that count (a float's sign does not where 0 is ignored)
+  std::uint64_t ignored = 0;     ///< the pattern; 1-byte masks: in each of four bytes
+  std::uint32_t compared = ~0u;  ///< 4-byte masks: the bits that count (a float's sign does not where 0 is ignored)
 };
 
 SEGSCATTER_DEVICE std::uint32_t live_word(const Octet<std::uint8_t>& mask, int half, const MaskTest& test) {
   constexpr std::uint32_t kSigns = 0x80808080u;
   const std::uint32_t differ = mask.words.word[half] ^ static_cast<std::uint32_t>(test.ignored);
-  return keep((((differ & ~kSigns) + ~kSigns) | differ) & kSigns);   // a byte's sign is set unless the byte is zero
+  return keep((((differ & ~kSigns) + ~kSigns) | differ) & kSigns);  // a byte's sign is set unless the byte is zero
 }
 SEGSCATTER_DEVICE std::uint32_t live_word(const Octet<std::uint32_t>& mask, int half, const MaskTest& test) {
   std::uint32_t word = 0;

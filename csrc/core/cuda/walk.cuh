@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The front end of all kernels: which document has each token.
 ///
-/// A chunk is the run of tokens of a block; every warp walks its own part of it, a row of 256 tokens at a time, and never
-/// waits for the other warps. What is done with the tokens is up to a sink:
+/// A chunk is the run of tokens of a block; every warp walks its own part of it, a row of 256 tokens at a time, and
+/// never waits for the other warps. What is done with the tokens is up to a sink:
 ///
 ///     using Code = ...;                                   // uint16_t or uint32_t: what fits the codes below
 ///     static constexpr Label kLabel = ...;
@@ -18,6 +18,7 @@
 
 #include "csrc/core/cuda/tokens.cuh"
 #include "csrc/core/segments.h"
+#include "segscatter/plan.h"
 
 namespace segscatter::core::cuda {
 
@@ -29,24 +30,16 @@ constexpr int kFirstLabel = 2;
 /// "Beyond every token of this chunk". Chunks have at most 2^24 tokens.
 constexpr int kFarAway = 1 << 30;
 
-/// Dynamic shared memory of a block, in bytes from its start: pivots, then start codes of every warp's row, then the
-/// sink's own.
-struct SharedLayout {
-  int inbox = 0;              ///< sums that come from other blocks of the cluster
-  int entries = 0;            ///< sums of this block's warps
-  int warp_entries = 0;       ///< bytes of one warp's, a multiple of 512
-};
-constexpr int kPivotBytes = (kPivots + kPivots / kLanes) * 4;   // padded: pivot k lies at k + k / 32
-
+/// Dynamic shared memory of a block: kPivots pivots, then start codes of every warp's row, then the sink's own.
 struct WalkParams {
   Segments segments;
-  bool mapped = false;        ///< segments.map is not the identity
+  bool mapped = false;  ///< segments.map is not the identity
   std::int64_t num_tokens = 0;
   const void* mask = nullptr;
   MaskTest test;
-  int warp_tokens = 0;        ///< a multiple of kRowTokens
-  int pivot_shift = 0;        ///< num_segments >> pivot_shift < kPivots
-  int top_shift = 0;          ///< 1 << top_shift > num_segments
+  int warp_tokens = 0;  ///< a multiple of kRowTokens
+  int pivot_shift = 0;  ///< num_segments >> pivot_shift < kPivots
+  int top_shift = 0;    ///< 1 << top_shift > num_segments
   SharedLayout shared;
 };
 
@@ -58,9 +51,9 @@ SEGSCATTER_DEVICE std::int64_t load_offset(const WalkParams& p, std::int64_t d) 
 
 /// A row of a warp.
 struct Row {
-  int begin;                  ///< its first token, counted from the chunk's
-  int lane_tokens;            ///< how many of the lane's eight exist; may be negative or more
-  bool vector;                ///< all exist, and 16-byte accesses are allowed
+  int begin;        ///< its first token, counted from the chunk's
+  int lane_tokens;  ///< how many of the lane's eight exist; may be negative or more
+  bool vector;      ///< all exist, and 16-byte accesses are allowed
 };
 
 /// Codes of the documents that start at a lane's eight tokens.
@@ -112,25 +105,25 @@ struct RowStarts<std::uint32_t> {
   }
 };
 
-/// 32 successive document boundaries, one per lane. The last one only tells where the 31st document ends; it comes back as
-/// the first of the next window, whose loads are already on their way. Positions count from the chunk's first token.
+/// 32 successive document boundaries, one per lane. The last one only tells where the 31st document ends; it comes back
+/// as the first of the next window, whose loads are already on their way. Positions count from the chunk's first token.
 template <Label kLabel>
 struct DocumentWindow {
   const WalkParams& p;
   std::int64_t chunk_begin;
   int lane;
-  std::int64_t first = 0;         ///< the boundary of lane 0
-  int position = 0;               ///< where the lane's document starts
+  std::int64_t first = 0;  ///< the boundary of lane 0
+  int position = 0;        ///< where the lane's document starts
   int code = kNoLabel;
-  int mark = 0;                   ///< `code` if the document has tokens, else 0
-  std::int64_t next_offset = 0;   ///< of the next window, as loaded, so that nothing waits for the loads yet
+  int mark = 0;                  ///< `code` if the document has tokens, else 0
+  std::int64_t next_offset = 0;  ///< of the next window, as loaded, so that nothing waits for the loads yet
   std::int64_t next_label = -1;
 
   SEGSCATTER_DEVICE DocumentWindow(const WalkParams& params, std::int64_t begin, int warp_lane)
       : p(params), chunk_begin(begin), lane(warp_lane) {}
 
   SEGSCATTER_DEVICE int place(std::int64_t offset) const {
-    const auto distance = static_cast<std::int64_t>(static_cast<std::uint64_t>(offset) -   // garbage may wrap around
+    const auto distance = static_cast<std::int64_t>(static_cast<std::uint64_t>(offset) -  // garbage may wrap around
                                                     static_cast<std::uint64_t>(chunk_begin));
     return static_cast<int>(minimum<std::int64_t>(maximum<std::int64_t>(distance, -1), kFarAway));
   }
@@ -142,18 +135,17 @@ struct DocumentWindow {
     next_label = -1;
     if (d <= p.segments.num_segments) next_offset = load_offset(p, d);
     if (d < p.segments.num_segments) {
-      next_label = kLabel == Label::kDocument || !p.segments.group_ids.data
-                       ? d
-                       : detail::load_index(p.segments.group_ids, d);
+      next_label =
+          kLabel == Label::kDocument || !p.segments.group_ids.data ? d : detail::load_index(p.segments.group_ids, d);
     }
   }
   SEGSCATTER_DEVICE void take() {
     const std::int64_t labels = kLabel == Label::kDocument ? p.segments.num_segments : p.segments.num_groups;
     position = place(next_offset);
     code = next_label >= 0 && next_label < labels ? static_cast<int>(next_label) + kFirstLabel : kNoLabel;
-    const int next = shuffle_down(position, 1);             // the last lane gets its own: "empty"
+    const int next = shuffle_down(position, 1);  // the last lane gets its own: "empty"
     mark = position < next ? code : 0;
-    if (warp_any(position > next)) mark = 0;                // not sorted: nothing starts in this window
+    if (warp_any(position > next)) mark = 0;  // not sorted: nothing starts in this window
     fetch(first + kLanes - 1 + lane);
   }
   /// Where boundary `from` is at or before `token`: moves the window so that it holds the last such boundary, by rounds
@@ -171,7 +163,7 @@ struct DocumentWindow {
   SEGSCATTER_DEVICE void advance() {
     first += kLanes - 1;
     take();
-    if (!warp_any(mark != 0)) {   // only empty documents, and there may be many more: search for the end of them
+    if (!warp_any(mark != 0)) {  // only empty documents, and there may be many more: search for the end of them
       seek(first + kLanes - 1, p.top_shift, shuffle(position, kLanes - 1));
     }
   }
@@ -190,9 +182,9 @@ struct Walk {
 
   Sink& sink;
   DocumentWindow<Sink::kLabel> window;
-  Code* row_codes;                ///< [kRowTokens] in shared memory, of this warp
-  std::uint32_t passed = 0;       ///< lanes of the window whose document starts at or before the row
-  int code = kNoLabel;            ///< where the row begins
+  Code* row_codes;           ///< [kRowTokens] in shared memory, of this warp
+  std::uint32_t passed = 0;  ///< lanes of the window whose document starts at or before the row
+  int code = kNoLabel;       ///< where the row begins
 
   SEGSCATTER_DEVICE int lane() const { return window.lane; }
 
@@ -218,7 +210,7 @@ struct Walk {
       if (passed != kAllLanes) break;
       window.advance();
       passed = window.reached(end);
-      warp_barrier();   // garbage can name a token in two windows
+      warp_barrier();  // garbage can name a token in two windows
     }
     warp_barrier();
     starts.words = *own;
@@ -260,14 +252,13 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
   const int lane = keep(thread_index() % kLanes);
   const std::int64_t chunk_begin = chunk * (kThreads / kLanes * p.warp_tokens);
   const int begin = keep(warp * p.warp_tokens);
-  const int end =
-      keep(static_cast<int>(minimum<std::int64_t>(begin + p.warp_tokens, p.num_tokens - chunk_begin)));
-  const int last_vector_row = keep(aligned ? end - kRowTokens : -1);   // rows that begin up to here are loaded at once
+  const int end = keep(static_cast<int>(minimum<std::int64_t>(begin + p.warp_tokens, p.num_tokens - chunk_begin)));
+  const int last_vector_row = keep(aligned ? end - kRowTokens : -1);  // rows that begin up to here are loaded at once
 
   const bool has_mask = p.mask != nullptr;
   const Value* values = row_values + (chunk_begin + begin + lane * kLaneTokens);
   const MaskWord* mask = static_cast<const MaskWord*>(p.mask) + (chunk_begin + begin + lane * kLaneTokens);
-  Tokens<Value, MaskWord> ahead[kRowsAhead];   // asked for before anything else, and then a step ahead of use
+  Tokens<Value, MaskWord> ahead[kRowsAhead];  // asked for before anything else, and then a step ahead of use
   bool ready = begin + kStep - kRowTokens <= last_vector_row;
   SEGSCATTER_UNROLL
   for (int j = 0; j < kRowsAhead; ++j) {
@@ -280,7 +271,7 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
                   reinterpret_cast<Code*>(shared_memory() + kPivotBytes) + warp * kRowTokens};
   std::int64_t from = 0;
   int shift = p.top_shift;
-  if (p.segments.num_segments >= kPivots) {   // else a round of the warp's own search does as much
+  if (p.segments.num_segments >= kPivots) {  // else a round of the warp's own search does as much
     int* pivots = reinterpret_cast<int*>(shared_memory());
     for (int k = thread_index(); k < kPivots; k += kThreads) {
       pivots[k + k / kLanes] = walk.window.boundary(static_cast<std::int64_t>(k) << p.pivot_shift);
@@ -291,14 +282,14 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
     from = static_cast<std::int64_t>(coarse * kLanes + fine) << p.pivot_shift;
     shift = p.pivot_shift;
   }
-  warp_barrier();   // what prepare() wrote to shared memory is seen by the warp
+  warp_barrier();  // what prepare() wrote to shared memory is seen by the warp
   if (begin >= end) return;
 
   walk.begin(from, shift, begin);
   for (int row = begin; row < end;) {
     const int next = row + kStep;
     const bool more = next + kStep - kRowTokens <= last_vector_row;
-    if (ready && walk.quiet_to(next)) {   // all of the step lies in one document
+    if (ready && walk.quiet_to(next)) {  // all of the step lies in one document
       sink.enter(walk.code);
       SEGSCATTER_UNROLL
       for (int j = 0; j < kRowsAhead; ++j) {
@@ -308,7 +299,7 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
       row = next;
       values += kStep;
       mask += kStep;
-    } else {   // row by row: the step's rows are loaded again, from the cache by now, so that no code is unrolled here
+    } else {  // row by row: the step's rows are loaded again, from the cache by now, so that no code is unrolled here
       SEGSCATTER_UNROLL
       for (int j = 0; j < kRowsAhead; ++j) {
         if (more) ahead[j].load(values + kStep + j * kRowTokens, mask + kStep + j * kRowTokens, has_mask);
