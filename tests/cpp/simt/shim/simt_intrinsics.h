@@ -13,6 +13,20 @@
 #define SEGSCATTER_GRID_CONSTANT
 #define SEGSCATTER_UNROLL
 
+namespace segscatter::simt {
+
+template <class T>
+T shuffle_as(WarpOp op, T value, int source_lane) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "__shfl_sync takes 32 and 64 bits");
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  bits = warp_collective(op, bits, source_lane);
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+}  // namespace segscatter::simt
+
 namespace segscatter::core::cuda {
 
 constexpr int kWarpSize = 32;
@@ -60,32 +74,18 @@ inline std::uint32_t warp_match(std::uint32_t key) {
   return static_cast<std::uint32_t>(simt::warp_collective(simt::WarpOp::kMatch, key, 0));
 }
 
-namespace detail {
-
-template <class T>
-T shuffle_as(simt::WarpOp op, T value, int source_lane) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "__shfl_sync takes 32 and 64 bits");
-  std::uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(T));
-  bits = simt::warp_collective(op, bits, source_lane);
-  std::memcpy(&value, &bits, sizeof(T));
-  return value;
-}
-
-}  // namespace detail
-
 template <class T>
 T shuffle(T value, int lane) {
-  return detail::shuffle_as(simt::WarpOp::kShuffle, value, lane & (kWarpSize - 1));
+  return simt::shuffle_as(simt::WarpOp::kShuffle, value, lane & (kWarpSize - 1));
 }
 template <class T>
 T shuffle_down(T value, int distance) {
   const int lane = thread_index() % kWarpSize;
-  return detail::shuffle_as(simt::WarpOp::kShuffleDown, value, lane + distance < kWarpSize ? lane + distance : lane);
+  return simt::shuffle_as(simt::WarpOp::kShuffleDown, value, lane + distance < kWarpSize ? lane + distance : lane);
 }
 template <class T>
 T shuffle_xor(T value, int mask) {
-  return detail::shuffle_as(simt::WarpOp::kShuffleXor, value, (thread_index() ^ mask) & (kWarpSize - 1));
+  return simt::shuffle_as(simt::WarpOp::kShuffleXor, value, (thread_index() ^ mask) & (kWarpSize - 1));
 }
 
 // ---- clusters ----
@@ -149,6 +149,19 @@ inline std::uint32_t bits_of_float(float value) {
   return bits;
 }
 
+inline std::uint64_t bits_of_double(double value) {
+  std::uint64_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+inline std::uint16_t bfloat16_of_float(float value) {
+  if (value != value) return 0x7fff;
+  const std::uint32_t bits = bits_of_float(value);
+  const std::uint32_t below = bits & 0xffff;  // what is cut off, against half a step
+  const bool up = below > 0x8000 || (below == 0x8000 && (bits >> 16 & 1) != 0);
+  return static_cast<std::uint16_t>((bits >> 16) + (up ? 1 : 0));
+}
 float float_of_half(std::uint16_t bits);
 std::uint16_t half_of_float(float value);
 

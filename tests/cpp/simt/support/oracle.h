@@ -22,7 +22,8 @@ struct Sums {
 };
 Sums expected_sums(const Problem& problem);
 
-/// Empty if `got` is `want` to rounding, else what is wrong. An accumulation in float64 or better, rounded once to `type`.
+/// Empty if `got` is `want` to rounding, else what is wrong. An accumulation in float64 or better, rounded once to
+/// `type`.
 std::string compare_sum(FloatType type, double got, long double want, long double magnitude);
 
 }  // namespace segscatter::testing

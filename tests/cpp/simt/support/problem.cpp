@@ -9,7 +9,9 @@
 
 namespace segscatter::testing {
 
-bool Problem::sorted() const { return std::is_sorted(offsets.begin(), offsets.end()); }
+bool Problem::sorted() const {
+  return std::is_sorted(offsets.begin(), offsets.end());
+}
 
 std::string Problem::describe() const {
   std::ostringstream text;
@@ -150,9 +152,9 @@ To bit_cast(const From& from) {
 }
 
 std::uint64_t special_value(Rng& rng, FloatType type) {
-  const double value = choose<double>(rng, {std::numeric_limits<double>::quiet_NaN(),
-                                            std::numeric_limits<double>::infinity(),
-                                            -std::numeric_limits<double>::infinity()});
+  const double value =
+      choose<double>(rng, {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+                           -std::numeric_limits<double>::infinity()});
   switch (type) {
     case FloatType::kFloat16:
       return std::isnan(value) ? 0x7e01 : value > 0 ? 0x7c00 : 0xfc00;
@@ -210,8 +212,8 @@ std::uint64_t mask_pattern(Rng& rng, const Problem& problem, bool live) {
         bits = uniform(rng, 0, 1) ? static_cast<std::uint64_t>(ignore) ^ std::uint64_t{1} << uniform(rng, 0, 63) : bits;
         break;
       case MaskType::kFloat32:
-        bits = choose<std::uint32_t>(rng, {0x3f800000u, 0x7fc00000u, 1u, 0x80000001u, 0x7f800000u,
-                                           static_cast<std::uint32_t>(bits)});
+        bits = choose<std::uint32_t>(
+            rng, {0x3f800000u, 0x7fc00000u, 1u, 0x80000001u, 0x7f800000u, static_cast<std::uint32_t>(bits)});
         break;
     }
     if (decode(problem.mask_type, bits) != static_cast<long double>(ignore)) return bits;

@@ -40,7 +40,7 @@ struct Problem {
 
   FloatType sum_type = FloatType::kFloat32;
   bool accumulate = false;
-  std::vector<double> old_sums;         ///< [num_rows][num_groups], where `accumulate`
+  std::vector<double> old_sums;  ///< [num_rows][num_groups], where `accumulate`
   std::vector<std::int64_t> old_counts;
 
   std::size_t misalignment = 0;  ///< elements by which values and mask miss an alignment of 256 bytes
@@ -62,18 +62,18 @@ T choose(Rng& rng, std::initializer_list<T> of) {
 
 /// How a row is cut into documents.
 enum class Documents {
-  kOne,          ///< one of everything
-  kEqual,        ///< equal lengths
-  kRandom,       ///< random lengths, long and short
-  kSingle,       ///< one token each
-  kShort,        ///< 0 to 20 tokens
-  kEmpties,      ///< two of three are empty, at the ends too
-  kEmptyRun,     ///< 5000 empty ones in one place
-  kLaneEdges,    ///< starts at multiples of 8, or one beside
-  kRowEdges,     ///< starts at multiples of 256, or one beside
-  kGaps,         ///< tokens before the first and after the last document
-  kOutside,      ///< sorted, with offsets below 0 and beyond the end
-  kGarbage,      ///< any numbers, unsorted
+  kOne,        ///< one of everything
+  kEqual,      ///< equal lengths
+  kRandom,     ///< random lengths, long and short
+  kSingle,     ///< one token each
+  kShort,      ///< 0 to 20 tokens
+  kEmpties,    ///< two of three are empty, at the ends too
+  kEmptyRun,   ///< 5000 empty ones in one place
+  kLaneEdges,  ///< starts at multiples of 8, or one beside
+  kRowEdges,   ///< starts at multiples of 256, or one beside
+  kGaps,       ///< tokens before the first and after the last document
+  kOutside,    ///< sorted, with offsets below 0 and beyond the end
+  kGarbage,    ///< any numbers, unsorted
 };
 constexpr int kDocumentKinds = 12;
 
