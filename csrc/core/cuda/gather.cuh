@@ -6,6 +6,8 @@
 
 namespace segscatter::core::cuda {
 
+constexpr int kGatherWarps = kGatherPolicy.warps();
+
 struct GatherParams {
   WalkParams walk;
   const void* source = nullptr;  ///< [K, G]
@@ -116,9 +118,8 @@ struct GatherOut {
 template <class Bits, class MaskWord>
 SEGSCATTER_KERNEL(kGatherPolicy.threads, kGatherPolicy.min_blocks)
 gather(const SEGSCATTER_GRID_CONSTANT GatherParams p) {
-  constexpr int kWarps = kGatherPolicy.warps();
   const RowAndChunk at = split_index(block_index(), p.num_rows);
-  const std::int64_t chunk_begin = static_cast<std::int64_t>(at.chunk) * (kWarps * p.walk.warp_tokens);
+  const std::int64_t chunk_begin = static_cast<std::int64_t>(at.chunk) * (kGatherWarps * p.walk.warp_tokens);
   Bits* row_out = static_cast<Bits*>(p.out) + at.row * p.walk.num_tokens;
   Bits* lane_out = row_out + chunk_begin + thread_index() % kLanes * kLaneTokens;
   GatherOut<Bits> sink{p, lane_out, 0, kNoLabel, at.row * p.walk.segments.num_groups};
