@@ -226,7 +226,8 @@ struct Walk {
     const int row_code = code;
     const std::uint32_t reached = window.reached(end);
     if (reached != passed) {
-      const bool inside = reached == kAllLanes || window.reached(end - 1) != passed;
+      const int last_inside = reached == kAllLanes ? end : end - 1;  // a full window has to be moved on in any case
+      const bool inside = window.reached(last_inside) != passed;
       passed = reached;
       RowStarts<Code> starts;
       int lane_code = row_code;
