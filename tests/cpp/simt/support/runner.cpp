@@ -6,7 +6,6 @@
 #include "csrc/core/cuda/kernels.cuh"
 #include "csrc/core/cuda/params.cuh"
 #include "csrc/core/segments.h"
-#include "shim/simt.h"
 #include "support/guarded_buffer.h"
 
 namespace segscatter::testing {
@@ -120,7 +119,8 @@ const cuda::ReduceKernels& reduce_kernels_of(FloatType type, int mask_index) {
   }
 }
 
-// What reduce_cuda() launches.
+}  // namespace
+
 std::vector<simt::Launch> reduce_launches(const ReduceArgs& args, const ReducePlan& plan, void* workspace) {
   const Mask mask = detail::simplify(args.mask);
   const cuda::ReduceParams params = cuda::make_reduce_params(args, mask, plan, workspace);
@@ -146,7 +146,12 @@ std::vector<simt::Launch> reduce_launches(const ReduceArgs& args, const ReducePl
   return stream;
 }
 
-}  // namespace
+std::vector<simt::Launch> gather_launches(const GatherArgs& args, const GatherPlan& plan) {
+  if (plan.num_launches == 0) return {};
+  const Mask mask = detail::simplify(args.mask);
+  const cuda::GatherKernel kernel = cuda::gather_kernel(args.out_type, cuda::mask_index(cuda::mask_bytes(mask.type)));
+  return {on_shim(plan.launch, kernel, cuda::make_gather_params(args, mask, plan))};
+}
 
 ReduceResult run_reduce(const Problem& problem, const How& how) {
   const ReducePlan plan = plan_reduce(sizes_of(problem), how.device, how.choice);
@@ -225,11 +230,7 @@ std::vector<std::uint64_t> run_gather(const Problem& problem, const How& how) {
   args.mask = inputs.mask();
   args.out = out.data();
   args.out_type = problem.value_type;
-  if (plan.num_launches != 0) {
-    const Mask mask = detail::simplify(args.mask);
-    const cuda::GatherKernel kernel = cuda::gather_kernel(args.out_type, cuda::mask_index(cuda::mask_bytes(mask.type)));
-    simt::run({on_shim(plan.launch, kernel, cuda::make_gather_params(args, mask, plan))}, how.schedule);
-  }
+  simt::run(gather_launches(args, plan), how.schedule);
 
   EXPECT_TRUE(inputs.untouched() && source.intact() && source.contents() == source_before) << "an input was written to";
   EXPECT_TRUE(out.intact()) << "written beside the result";

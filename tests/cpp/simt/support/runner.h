@@ -7,6 +7,7 @@
 
 #include "segscatter/core.h"
 #include "segscatter/plan.h"
+#include "shim/simt.h"
 #include "support/problem.h"
 
 namespace segscatter::testing {
@@ -35,6 +36,10 @@ struct ReduceResult {
     return sum_bytes == other.sum_bytes && count_bytes == other.count_bytes;
   }
 };
+
+/// What reduce_cuda() and gather_cuda() launch.
+std::vector<simt::Launch> reduce_launches(const core::ReduceArgs& args, const core::ReducePlan& plan, void* workspace);
+std::vector<simt::Launch> gather_launches(const core::GatherArgs& args, const core::GatherPlan& plan);
 
 /// The plan has to be ok. Adds a GoogleTest failure if anything was written that is not a result: beside a buffer, or
 /// to an input.
