@@ -211,6 +211,7 @@ def test_three_steps_from_end_to_end(tmp_path):
         (lambda losses, mask: (losses * 1.001, mask), "sums differ by 1.0e-03"),
         (lambda losses, mask: (losses, torch.ones_like(mask)), "the tracker counted"),
     ],
+    ids=["sums", "counts"],
 )
 def test_exit_code_tells_of_a_tracker_that_is_wrong(demo, tmp_path, monkeypatch, capsys, fault, message):
     update = segscatter.ChannelLossTracker.update
