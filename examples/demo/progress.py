@@ -24,7 +24,8 @@ class Progress:
             width = max(0, min(30, columns - len(text) - 3))
             bar = "█" * (width * done // self.total)
             end = "\n" if done == self.total else ""
-            print(f"\r[{bar:<{width}}] {text}"[:columns] + "\x1b[K", end=end, flush=True)  # clears the rest of the line
+            line = f"[{bar:<{width}}] {text}"[:columns]
+            print(f"\r{line}\x1b[K", end=end, flush=True)  # the escape clears what a longer line left
         elif done == self.total or done - self.printed >= self.total / 10:
             print(text, flush=True)
             self.printed = done
