@@ -122,8 +122,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(f"\n{report.table()}\n")
     good = agree(report, loop)
+    print(f"Time for {options.steps} steps of {loop.documents / options.steps:.0f} documents on average:")
     for name, watch in (("segscatter", tracker_time), ("loop", loop_time)):
-        print(f"{name:<12}{1e3 * watch.total:8.1f} ms in all, {1e6 * watch.median:7.1f} us per step (median)")
+        print(f"  {name:<12}{1e3 * watch.total:8.1f} ms in all, {1e6 * watch.median:7.1f} us per step (median)")
     options.out.mkdir(parents=True, exist_ok=True)
     picture = options.out / "channel_losses.png"
     plot_losses(report.curves, title, picture)
