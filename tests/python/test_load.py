@@ -11,9 +11,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-import torch
-
 import segscatter
+import torch
 from segscatter import _load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,21 +87,24 @@ def test_cuda_tensors_on_a_cpu_build_name_the_fix() -> None:
     if segscatter.build_info()["cuda"]:
         pytest.skip("this build has CUDA kernels")
     op = torch.ops.segscatter.segment_scatter_reduce.default
-    with pytest.raises(NotImplementedError, match="built without CUDA kernels.*SEGSCATTER_CUDA=ON pip install"):
+    with pytest.raises(NotImplementedError, match=r"built without CUDA kernels.*SEGSCATTER_CUDA=ON pip install"):
         op._op_dk(torch._C.DispatchKey.CUDA, torch.ones(2), torch.tensor([0, 2]), None, 1)
 
 
-def without_torch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def without_torch(code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs Python with setuptools but no torch to be found."""
-    code = "import sys; sys.modules['torch'] = None; " + arguments[0]
+    code = f"import runpy, sys; sys.modules['torch'] = None; {code}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
 
 
 def test_metadata_needs_no_torch(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns("build*", ".venv*", ".git", "lib", "_C*", "_build.json"))
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns("build*", ".venv*", ".git", "lib", "_C*", "_build.json")
+    )
     done = without_torch(
-        f"from setuptools.build_meta import prepare_metadata_for_build_wheel as p; print(p({str(tmp_path)!r}))", cwd=source
+        f"from setuptools.build_meta import prepare_metadata_for_build_wheel as p; print(p({str(tmp_path)!r}))",
+        cwd=source,
     )
     assert done.returncode == 0, done.stderr
     metadata = next(tmp_path.glob("*.dist-info/METADATA")).read_text()
@@ -112,7 +114,8 @@ def test_metadata_needs_no_torch(tmp_path: Path) -> None:
 
 def test_building_without_torch_names_the_fix(tmp_path: Path) -> None:
     done = without_torch(
-        f"sys.argv = ['setup.py', 'build_ext', '--build-lib', {str(tmp_path)!r}]; exec(open('setup.py').read())", cwd=ROOT
+        f"sys.argv = ['setup.py', 'build_ext', '--build-lib', {str(tmp_path)!r}]; runpy.run_path('setup.py')",
+        cwd=ROOT,
     )
     assert done.returncode != 0
     assert "Install torch first, then run: pip install --no-build-isolation ." in done.stderr
