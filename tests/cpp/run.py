@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs the GoogleTest suites under CTest, plain and with sanitizers; sums up what ran and what was skipped."""
+"""Builds and runs the GoogleTest suites under CTest, plain and with sanitizers; sums up what ran and was skipped."""
 
 from __future__ import annotations
 
