@@ -296,31 +296,39 @@ def _host_lengths(name: str, lengths: Sequence[int] | Tensor | None, like: Tenso
 
 
 def _one_row_of_masks(masks: Sequence[Tensor | Sequence[int]] | Tensor, lengths: Tensor) -> Tensor:
-    """The masks of all samples, one behind the other; on the host as bool."""
-    if isinstance(masks, Tensor):
-        row = masks.reshape(-1)
-        if row.numel() != int(lengths.sum()):
-            raise ValueError(
-                f"loss_masks must have one element for each of the {int(lengths.sum())} tokens of response_lengths, "
-                f"but have {row.numel()}"
-            )
-    else:
-        masks = [mask if isinstance(mask, Tensor) else torch.as_tensor(mask, device="cpu") for mask in masks]
-        if len(masks) != lengths.numel():
-            raise ValueError(f"there are {len(masks)} loss_masks for {lengths.numel()} response_lengths")
-        for i, (mask, length) in enumerate(zip(masks, lengths.tolist(), strict=True)):
-            if mask.numel() != length:
-                raise ValueError(f"loss_masks[{i}] has {mask.numel()} elements, but response_lengths[{i}] is {length}")
-        row = torch.cat([mask.flatten() for mask in masks]) if masks else torch.empty(0, dtype=torch.bool, device="cpu")
+    """The masks of all samples, one behind the other; as bool, unless it is on a device."""
+    row = masks.reshape(-1) if isinstance(masks, Tensor) else _concatenate(masks, lengths.tolist())
+    if row.numel() != int(lengths.sum()):
+        raise ValueError(
+            f"loss_masks must have one element for each of the {int(lengths.sum())} tokens of response_lengths, "
+            f"but have {row.numel()}"
+        )
     if row.is_complex():
         raise TypeError(f"loss_masks must be bool, integer or floating, but are {row.dtype}")
     on_host = row.device.type == "cpu"
-    if (on_host or os.environ.get("SEGSCATTER_VALIDATE") == "1") and not bool(((row == 0) | (row == 1)).all()):
+    if row.dtype == torch.bool or not (on_host or os.environ.get("SEGSCATTER_VALIDATE") == "1"):
+        return row
+    live = row != 0
+    if not torch.equal(live.to(row.dtype), row):
         raise ValueError(
             "loss_masks select tokens, so they must be 0 or 1 everywhere, but are not; to weigh tokens, multiply the "
             "values and give denominators"
         )
-    return row != 0 if on_host else row
+    return live
+
+
+def _concatenate(masks: Sequence[Tensor | Sequence[int]], lengths: list[int]) -> Tensor:
+    """The masks as one row, if there is one of the right length for each sample."""
+    if set(map(type, masks)) != {Tensor}:
+        masks = [mask if isinstance(mask, Tensor) else torch.as_tensor(mask, device="cpu") for mask in masks]
+    if len(masks) != len(lengths):
+        raise ValueError(f"there are {len(masks)} loss_masks for {len(lengths)} response_lengths")
+    if [mask.shape for mask in masks] != [(length,) for length in lengths]:
+        masks = [mask.flatten() for mask in masks]
+        for i, (mask, length) in enumerate(zip(masks, lengths, strict=True)):
+            if mask.numel() != length:
+                raise ValueError(f"loss_masks[{i}] has {mask.numel()} elements, but response_lengths[{i}] is {length}")
+    return torch.cat(list(masks)) if masks else torch.empty(0, dtype=torch.bool, device="cpu")
 
 
 def _one_row_of_denominators(denominators: Sequence[float | Tensor] | Tensor, num_samples: int) -> Tensor:
