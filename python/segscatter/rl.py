@@ -7,9 +7,10 @@ in a Python loop over samples; :func:`agg_loss` has the aggregation modes of ver
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,14 @@ from torch import Tensor
 from .means import check_denominators, divide
 from .ops import segment_scatter_reduce
 
-__all__ = ["AGGREGATION_MODES", "SampleReducer", "agg_loss", "get_sum_of_sample_mean"]
+__all__ = [
+    "AGGREGATION_MODES",
+    "SampleReducer",
+    "agg_loss",
+    "get_sum_of_sample_mean",
+    "install_slime",
+    "install_verl",
+]
 
 
 class SampleReducer:
@@ -119,6 +127,7 @@ class SampleReducer:
         return sums.squeeze(-1) if self.per_token else divide(sums, self._divisors).sum(-1)
 
 
+_SLIME_MODULE = "slime.backends.megatron_utils.cp_utils"
 _SLIME_OPTIONS = ("sample_denoms", "calculate_per_token_loss", "qkv_format", "max_seq_lens")
 
 
@@ -234,6 +243,28 @@ def agg_loss(
     return _scale(sums.sum(-1), total_count, dp_size / loss_scale_factor)
 
 
+def install_slime(args: Any = None) -> None:
+    """Makes slime use :func:`get_sum_of_sample_mean`: ``--custom-megatron-init-path segscatter.rl.install_slime``.
+
+    args: slime's arguments, which its hook passes; not used.
+    """
+    _replace("slime", _SLIME_MODULE, get_sum_of_sample_mean)
+
+
+def install_verl() -> None:
+    """Makes verl use :func:`agg_loss` in this process."""
+    _replace("verl", "verl.trainer.ppo.core_algos", agg_loss)
+
+
+def _replace(package: str, module: str, function: Callable) -> None:
+    """Puts ``function`` in place of its namesake in ``module``, and where the package has imported it from there."""
+    name = function.__name__
+    original = getattr(importlib.import_module(module), name)
+    for other, loaded in list(sys.modules.items()):
+        if other.split(".")[0] == package and getattr(loaded, "__dict__", {}).get(name) is original:
+            setattr(loaded, name, function)
+
+
 def _pack_rows(loss_mat: Tensor, loss_mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """``[..., B, T]`` as ``[..., B * T]``, the mask likewise, and the offsets of the rows."""
     if loss_mat.dim() not in (2, 3):
@@ -267,7 +298,7 @@ def _megatron_context_parallel() -> tuple[int, int]:
 
 def _slime_partition() -> str:
     """The partition that slime's own module is set to; versions that know one only have no setting."""
-    module = sys.modules.get("slime.backends.megatron_utils.cp_utils")
+    module = sys.modules.get(_SLIME_MODULE)
     return module.get_cp_partition_mode() if hasattr(module, "get_cp_partition_mode") else "zigzag"
 
 

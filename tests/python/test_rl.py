@@ -3,6 +3,8 @@
 
 import math
 import random
+import re
+import runpy
 import sys
 import types
 from pathlib import Path
@@ -495,3 +497,50 @@ def test_compiles_whole():
             results.append((total.detach(), packed.grad, padded.grad))
         torch.testing.assert_close(results[1], results[0])
     assert len(frames) <= 2
+
+
+def snippets(path):
+    """The Python blocks of a page, behind as many empty lines as stand before them."""
+    text = path.read_text(encoding="utf-8")
+    for match in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
+        yield "\n" * text[: match.start(1)].count("\n") + match[1]
+
+
+def test_documentation(monkeypatch):
+    """The page's Python blocks, top to bottom, next to modules with the names of slime and verl."""
+
+    def theirs(*args, **kwargs):
+        raise AssertionError("replaced by what the page installs")
+
+    monkeypatch.setitem(sys.modules, "megatron", None)
+    slime_function = types.FunctionType(theirs.__code__, {})
+    fake_module(monkeypatch, "slime.backends.megatron_utils.cp_utils", get_sum_of_sample_mean=slime_function)
+    utils = sys.modules["slime.backends.megatron_utils"]
+    importers = [types.ModuleType(f"{utils.__name__}.{name}") for name in ("loss", "data")]
+    for module in importers:
+        module.get_sum_of_sample_mean = slime_function
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(sys.modules, "slime.missing", None)
+    fake_module(monkeypatch, "verl.trainer.ppo.core_algos", agg_loss=theirs)
+    others = types.ModuleType("verl.other")
+    others.agg_loss = print  # a namesake that is not verl's
+    monkeypatch.setitem(sys.modules, others.__name__, others)
+
+    page = ROOT / "docs" / "rl.md"
+    blocks = list(snippets(page))
+    assert len(blocks) >= 9
+    namespace = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), namespace)
+
+    assert sys.modules["slime.backends.megatron_utils.cp_utils"].get_sum_of_sample_mean is get_sum_of_sample_mean
+    assert all(module.get_sum_of_sample_mean is get_sum_of_sample_mean for module in importers)
+    assert sys.modules["verl.trainer.ppo.core_algos"].agg_loss is agg_loss
+    assert others.agg_loss is print
+
+
+def test_example(capsys):
+    history = runpy.run_path(str(ROOT / "examples" / "rl_grpo.py"))["train"](steps=21)
+    assert history[0] < 0.2
+    assert history[-1] > 0.8
+    assert "step  20" in capsys.readouterr().out
