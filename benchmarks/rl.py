@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-sample losses of RL trainers: sum over samples of masked means, for K metrics, forward and with backward.
 
-    python -m benchmarks.rl                     # the table of docs/rl.md
+    python -m benchmarks.rl                     # the first table of docs/rl.md
+    python -m benchmarks.rl --operators         # the second: the operators, a group per segment against 8 groups
     python -m benchmarks.rl --device cuda
 
 Contenders, on the same tokens:
@@ -24,13 +25,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from segscatter import sum_of_segment_means
+from segscatter import segment_gather, segment_scatter_reduce, sum_of_segment_means
 from segscatter.rl import SampleReducer
 from torch import Tensor
 
-CONTENDERS = ("loop", "padded", "functional", "reducer", "built")
 MINIMUM_SECONDS = 1e-3  # of a measurement: short calls are repeated
 
 
@@ -134,12 +135,39 @@ def results(
                 for function, values in contenders.values():
                     torch.testing.assert_close(function(values), wanted, rtol=1e-4, atol=1e-3)
                 for direction in (forward, forward_backward):
-                    calls = {
-                        name: lambda f=function, v=values, run=direction: run(f, v)
-                        for name, (function, values) in contenders.items()
-                    }
+                    calls = {name: partial(direction, *contender) for name, contender in contenders.items()}
                     sizes = {"T": num_tokens, "S": num_samples, "K": num_metrics, "pass": direction.__name__}
                     yield sizes | measure(calls, device, rounds)
+
+
+def operator_results(num_tokens: int, device: torch.device, rounds: int) -> Iterator[dict[str, float | int]]:
+    """The operators with ``group_ids=None`` and with 8 groups, from one segment of all tokens to segments of one."""
+    num_groups = 8
+    values, mask = torch.randn(num_tokens, device=device), torch.rand(num_tokens, device=device) < 0.8
+    for num_segments in [n for n in (1, 16, 256, 4096) if n < num_tokens] + [num_tokens]:
+        cuts = torch.randperm(num_tokens - 1)[: num_segments - 1] + 1
+        cu = torch.cat([torch.tensor([0, num_tokens]), cuts]).sort().values.to(device)
+        ids = torch.randint(0, num_groups, (num_segments,), device=device)
+        groupings = {"each": (None, num_segments), "grouped": (ids, num_groups)}
+        calls = {}
+        for name, (group_ids, count) in groupings.items():
+            source = torch.randn(count, device=device)
+            calls[f"reduce {name}"] = partial(segment_scatter_reduce, values, cu, group_ids, count, mask=mask)
+            calls[f"gather {name}"] = partial(segment_gather, source, cu, group_ids, num_tokens, mask=mask)
+        yield {"S": num_segments} | measure(calls, device, rounds)
+
+
+def print_table(rows: Iterator[dict[str, float | int | str]], ratios: tuple[tuple[str, str], ...] = ()) -> None:
+    """Markdown; floats are seconds and shown in microseconds."""
+    for i, row in enumerate(rows):
+        times = {key: f"{value * 1e6:.0f}" for key, value in row.items() if isinstance(value, float)}
+        cells = {key: str(value) for key, value in row.items() if key not in times}
+        cells |= {f"{key} us": value for key, value in times.items()}
+        cells |= {f"{a} / {b}": f"{row[a] / row[b]:.1f}" for a, b in ratios}
+        if i == 0:
+            print("|", " | ".join(cells), "|")
+            print("|", " | ".join("---" if cell == "pass" else "---:" for cell in cells), "|")
+        print("|", " | ".join(cells.values()), "|", flush=True)
 
 
 def main() -> None:
@@ -150,17 +178,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[131072, 32768])
     parser.add_argument("--samples", type=int, nargs="+", default=[16, 256, 1024, 4096])
     parser.add_argument("--metrics", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--operators", action="store_true", help="measure the operators themselves")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
-    titles = ["T", "S", "K", "pass", *(f"{name} us" for name in CONTENDERS), "loop / reducer", "padded / reducer"]
-    print("|", " | ".join(titles), "|")
-    print("|", " | ".join(["---:"] * 3 + ["---"] + ["---:"] * (len(titles) - 4)), "|")
-    for row in results(options.tokens, options.samples, options.metrics, options.device, options.rounds):
-        cells = [str(row[key]) for key in ("T", "S", "K", "pass")]
-        cells += [f"{row[name] * 1e6:.0f}" for name in CONTENDERS]
-        cells += [f"{row[name] / row['reducer']:.1f}" for name in ("loop", "padded")]
-        print("|", " | ".join(cells), "|", flush=True)
+    if options.operators:
+        for num_tokens in options.tokens:
+            print_table(operator_results(num_tokens, options.device, options.rounds))
+    else:
+        rows = results(options.tokens, options.samples, options.metrics, options.device, options.rounds)
+        print_table(rows, ratios=(("loop", "reducer"), ("padded", "reducer"), ("loop", "built")))
 
 
 if __name__ == "__main__":

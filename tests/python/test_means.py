@@ -11,6 +11,7 @@ import pytest
 import segscatter
 import torch
 from segscatter import ContextParallel, segment_mean, sum_of_segment_means
+from torch._dynamo.testing import CompileCounterWithBackend
 
 
 def loop_means(rows, offsets, live, *, denominators=None, empty=0.0):
@@ -271,13 +272,8 @@ def train_step(values, cu_seqlens, mask, denominators):
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_whole_and_once_for_all_sizes(backend):
     torch._dynamo.reset()
-    frames = []
-
-    def counting(graph, inputs):
-        frames.append(graph)
-        return torch._dynamo.lookup_backend(backend)(graph, inputs)
-
-    compiled = torch.compile(train_step, fullgraph=True, backend=counting)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(train_step, fullgraph=True, backend=counter)
     for seed, num_segments in enumerate([5, 9, 14, 23]):
         rng = random.Random(seed)
         batch = Batch(rng, num_segments=num_segments, num_rows=0)
@@ -290,7 +286,7 @@ def test_compiles_whole_and_once_for_all_sizes(backend):
         got.backward()
         torch.testing.assert_close(got, wanted)
         torch.testing.assert_close(fast.grad, eager.grad)
-    assert len(frames) <= 2  # the first sizes, then any
+    assert counter.frame_count <= 2  # the first sizes, then any
 
 
 def test_bits_do_not_depend_on_threads():

@@ -5,15 +5,17 @@ import math
 import random
 import re
 import runpy
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from counting import Operators
 from segscatter import rl
 from segscatter.rl import SampleReducer, agg_loss, get_sum_of_sample_mean
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._dynamo.testing import CompileCounterWithBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -153,50 +155,35 @@ def test_dtypes():
         total.backward()
         assert x.grad.dtype == dtype
         assert x.grad.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        total = reducer(values + 1 / 3)
+    assert total.dtype == torch.float32
+    assert total.item() == pytest.approx(5 + 2 / 3, rel=1e-6)
     assert reducer(torch.tensor([True, False, True, True, True])).item() == 1.5
     assert reducer(values.long()).item() == 5.0
     fractional = SampleReducer([3, 2], denominators=[2.5, 2.5])
     assert fractional(values).dtype == torch.float32
 
 
-class Recorder(TorchDispatchMode):
-    """The operators that run, without those that only make a view or reserve memory."""
+VIEWS = {"detach", "view", "expand", "squeeze", "unsqueeze", "split", "split_with_sizes", "slice", "select", "empty"}
 
-    FREE = (
-        "detach", "view", "expand", "squeeze", "unsqueeze", "split", "split_with_sizes", "slice", "select", "empty",
-    )  # fmt: skip
 
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if name not in self.FREE:
-            self.calls.append((name, kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def names(self):
-        return [name for name, _ in self.calls]
+def launches(operators):
+    """Names of the operators that ran, without those that only make a view or reserve memory."""
+    names = [name.split("::")[1] for name, _, _ in operators.calls]
+    return [name for name in names if name not in VIEWS]
 
 
 @pytest.mark.parametrize("per_token", [False, True])
 def test_launches_of_a_call(per_token):
     reducer = SampleReducer([3, 2], [[1, 1, 0], [1, 1]], per_token=per_token)
     values = torch.ones(4, 5, requires_grad=True)
-    with Recorder() as forward:
+    with Operators() as forward:
         total = reducer(values).sum()
-    with Recorder() as backward:
+    with Operators() as backward:
         total.backward()
-    assert forward.names == ["segment_scatter_reduce", *([] if per_token else ["div", "sum"]), "sum"]
-    assert [name for name in backward.names if name != "ones_like"] == [
-        *([] if per_token else ["div"]),
-        "segment_gather",
-    ]
-
-
-HOST_READS = {"_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal"}
+    assert launches(forward) == ["segment_scatter_reduce", *([] if per_token else ["div", "sum"]), "sum"]
+    assert launches(backward) == ["ones_like", *([] if per_token else ["div"]), "segment_gather"]
 
 
 @pytest.mark.parametrize("cp_size", [1, 2])
@@ -205,17 +192,17 @@ def test_one_copy_per_micro_batch(where, cp_size):
     """Built for another device (here the meta device, which has no data to read): one copy, which may not block."""
     masks = [torch.tensor(m, dtype=torch.int32, device=where) for m in [[1, 1, 0], [], [0, 1]]]
     options = {"total_lengths": [5, 2, 4], "cp_size": cp_size, "cp_rank": cp_size - 1, "device": "meta"}
-    with Recorder() as build:
+    with Operators() as build:
         reducer = SampleReducer([3, 0, 2], masks, **options)
-    copies = [kwargs for name, kwargs in build.calls if name == "_to_copy" and kwargs.get("device") is not None]
-    copies = [kwargs for kwargs in copies if torch.device(kwargs["device"]).type == "meta"]
+    copies = [kwargs for name, _, kwargs in build.calls if name == "aten::_to_copy"]
+    copies = [kwargs for kwargs in copies if kwargs.get("device") == torch.device("meta")]
     assert len(copies) == 1
     assert copies[0]["non_blocking"] is True
-    with Recorder() as calls:
+    with Operators() as calls:
         total = reducer(torch.empty(6, reducer.num_tokens, device="meta"))
     assert total.device.type == "meta"
     assert total.shape == (6,)
-    assert calls.names == ["segment_scatter_reduce", "div", "sum"]
+    assert launches(calls) == ["segment_scatter_reduce", "div", "sum"]
 
 
 def fake_module(monkeypatch, name, **members):
@@ -477,13 +464,8 @@ def test_compiles_whole():
         by_sample = reducer(torch.stack([packed, packed * packed]))
         return by_sample.sum() + sum(agg_loss(padded, mask, mode) for mode in rl.AGGREGATION_MODES)
 
-    frames = []
-
-    def counting(graph, inputs):
-        frames.append(graph)
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    compiled = torch.compile(losses, fullgraph=True, backend=counting, dynamic=True)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(losses, fullgraph=True, backend=counter, dynamic=True)
     for rows, length in [(3, 4), (5, 7), (8, 6)]:
         lengths = [length - i % 2 for i in range(rows)]
         reducer = SampleReducer(lengths, [[i % 3 != 0 for i in range(n)] for n in lengths])
@@ -496,7 +478,7 @@ def test_compiles_whole():
             total.backward()
             results.append((total.detach(), packed.grad, padded.grad))
         torch.testing.assert_close(results[1], results[0])
-    assert len(frames) <= 2
+    assert counter.frame_count <= 2
 
 
 def snippets(path):
@@ -544,3 +526,14 @@ def test_example(capsys):
     assert history[0] < 0.2
     assert history[-1] > 0.8
     assert "step  20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [["--samples", "5", "--metrics", "2"], ["--operators"]])
+def test_benchmark(options):
+    """It runs, and its contenders agree (which it checks itself)."""
+    command = [sys.executable, "-m", "benchmarks.rl", "--tokens", "600", "--rounds", "1", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    head, rule, *rows = done.stdout.splitlines()
+    assert len(rows) >= 2
+    assert {line.count("|") for line in [head, rule, *rows]} == {head.count("|")}
