@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import sys
 import types
-from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -89,26 +88,39 @@ def megatron_config(**options: Any) -> Any:
     return TransformerConfig(**{**sizes, "calculate_per_token_loss": True, **options})
 
 
-def megatron_trainer(
-    losses: Tensor,
-    *,
-    padding_free: bool = True,
-    cp_partition_mode: str = "zigzag",
-    channel_loss: bool = True,
-    num_microbatches: int = 1,
-) -> Any:
-    """A real ``MegatronTrainer`` around a :class:`LossTable`; only its constructor does not run."""
+@cache
+def megatron_trainer_classes() -> tuple[type, type]:
+    """ms-swift's ``MegatronTrainer`` as it is, and with our plugin, loaded as ``--external_plugins`` does it."""
     stub()
-    from megatron.core import parallel_state
     from swift.megatron.trainers.trainer import MegatronTrainer
 
-    trainer = MegatronTrainer.__new__(MegatronTrainer)
-    cp = parallel_state.get_context_parallel_world_size()
+    names = ("_compute_channel_loss", "_log_callback")
+    original = type("OriginalTrainer", (MegatronTrainer,), {name: vars(MegatronTrainer)[name] for name in names})
+    load_plugin()
+    return original, MegatronTrainer
+
+
+def load_plugin() -> None:
+    from segscatter.swift import plugin_path
+    from swift.utils import import_external_file
+
+    import_external_file(plugin_path())
+
+
+def megatron_trainer(
+    losses: Tensor, *, ours: bool, padding_free: bool = True, cp_partition_mode: str = "zigzag", num_microbatches: int = 1
+) -> Any:
+    """A real ``MegatronTrainer`` around a :class:`LossTable`; only its constructor does not run."""
+    cls = megatron_trainer_classes()[ours]
+    trainer = cls.__new__(cls)
+    from megatron.core import parallel_state
+
     trainer.args = SimpleNamespace(
-        task_type="causal_lm", padding_free=padding_free, enable_channel_loss=channel_loss, enable_dft_loss=False,
-        context_parallel_size=cp, pipeline_model_parallel_size=1, cp_partition_mode=cp_partition_mode,
-        num_microbatches=num_microbatches, seq_length=losses.numel(), micro_batch_size=1, mtp_num_layers=None,
-        dsa_indexer_loss_coeff=None, is_multimodal=False, attention_backend="flash", eval_iters=1,
+        task_type="causal_lm", padding_free=padding_free, enable_channel_loss=True, enable_dft_loss=False,
+        context_parallel_size=parallel_state.get_context_parallel_world_size(), pipeline_model_parallel_size=1,
+        cp_partition_mode=cp_partition_mode, num_microbatches=num_microbatches, seq_length=losses.numel(),
+        micro_batch_size=1, mtp_num_layers=None, dsa_indexer_loss_coeff=None, is_multimodal=False,
+        attention_backend="flash", eval_iters=1,
     )  # fmt: skip
     trainer.config = megatron_config()
     trainer.state = SimpleNamespace(iteration=1)
@@ -120,37 +132,25 @@ def megatron_trainer(
     return trainer
 
 
-def megatron_micro_batch(
-    input_ids: Sequence[Sequence[int]],
-    live: Sequence[Sequence[bool]],
-    position_ids: Sequence[Sequence[int]],
-    seq_lens: Sequence[int],
-    channels: list | None,
-) -> dict[str, Any]:
-    """What the template's collator hands to the trainer. ``live[b][t]``: whether the loss at position t counts."""
-    labels = torch.tensor([[7 if x else -100 for x in row] for row in live])
-    batch = {
-        "input_ids": torch.tensor(input_ids),
-        "labels": labels.roll(1, dims=-1),  # prepare_batch shifts it back
-        "position_ids": torch.tensor(position_ids),
-        "seq_lens": list(seq_lens),
-    }
-    if channels is not None:
-        batch["channel"] = channels
-    return batch
-
-
-def forward_backward(trainer: Any, micro_batches: list[dict[str, Any]], *, forward_only: bool = False) -> list[dict]:
-    """One iteration through the real schedule; returns its list of metrics, one per micro-batch."""
+def forward_backward(trainer: Any, micro_batches: list[dict[str, Any]]) -> list[dict]:
+    """The forward and backward passes of one iteration; returns the metrics of every micro-batch."""
     from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
 
-    with CudaFactoriesOnCpu(), torch.set_grad_enabled(not forward_only):
+    with CudaFactoriesOnCpu():
         return forward_backward_no_pipelining(
             forward_step_func=trainer.forward_step,
-            data_iterator=iter([dict(b) for b in micro_batches]),
+            data_iterator=iter(micro_batches),
             model=trainer.wrapped_models,
             num_microbatches=len(micro_batches),
             seq_length=trainer.args.seq_length,
             micro_batch_size=trainer.args.micro_batch_size,
-            forward_only=forward_only,
         )
+
+
+def evaluate(trainer: Any, micro_batches: list[dict[str, Any]]) -> dict[str, float]:
+    """The trainer's own ``evaluate``; returns what it logged."""
+    with CudaFactoriesOnCpu():
+        trainer.evaluate(iter(micro_batches))
+    for model in trainer.wrapped_models:
+        model.train()
+    return trainer._last_logged_metrics
