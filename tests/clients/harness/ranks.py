@@ -9,6 +9,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _BOOT_SECONDS = 180
@@ -23,7 +24,8 @@ class RankPool:
     """``world_size`` processes; :meth:`run` calls one function on all of them and returns the list of results."""
 
     def __init__(self, world_size: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        _preload()
+        context = multiprocessing.get_context("forkserver")
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -77,6 +79,15 @@ class RankPool:
             self.close()
             raise RankError("\n".join(failures))
         return results
+
+
+def _preload() -> None:
+    """Has processes forked from one that has imported the trainers."""
+    folder = str(Path(__file__).parents[1])
+    path = os.environ.get("PYTHONPATH", "")
+    if folder not in path.split(os.pathsep):  # Python 3.11's fork server does not get sys.path
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, path]))
+    multiprocessing.set_forkserver_preload(["harness.preload"])
 
 
 def _serve(rank: int, world_size: int, port: int, pipe: Any) -> None:
