@@ -10,7 +10,7 @@
 #if defined(__CUDACC__)
 #define SEGSCATTER_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define SEGSCATTER_HOST_DEVICE inline
+#define SEGSCATTER_HOST_DEVICE static inline  // internal: files compiled for different instruction sets must not share
 #endif
 
 namespace segscatter::core::detail {
@@ -41,7 +41,7 @@ SEGSCATTER_HOST_DEVICE std::int64_t group_of(const Segments& segments, std::int6
 
 /// The same mask with a type that a kernel knows (kNone, kUInt8, kInt32, kInt64 or kFloat32): kNone where no element
 /// can equal ignore_index, and kInt8 as the byte pattern of kUInt8.
-inline Mask simplify(Mask mask) {
+static inline Mask simplify(Mask mask) {
   const std::int64_t ignore = mask.ignore_index;
   bool can_match = true;
   switch (mask.type) {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels in plain C++, for every processor.
+#include "chunk_kernels.h"
+
+namespace segscatter::core::detail {
+namespace {
+
+struct Default {
+  template <class M>
+  static std::uint32_t live(const M* mask, M ignore) {
+    std::uint32_t bits = 0;
+    for (int j = 0; j < kLanes; ++j) bits |= static_cast<std::uint32_t>(mask[j] != ignore) << j;
+    return bits;
+  }
+  template <class M>
+  static std::uint32_t live(const M* mask, M ignore, std::uint32_t range) {
+    std::uint32_t bits = 0;
+    for (int j = 0; j < kLanes; ++j) {
+      if (range >> j & 1) bits |= static_cast<std::uint32_t>(mask[j] != ignore) << j;
+    }
+    return bits;
+  }
+
+  template <class V>
+  struct Lanes {
+    double sums[kLanes];
+    explicit Lanes(const double* from) {
+      for (int j = 0; j < kLanes; ++j) sums[j] = from[j];
+    }
+    void add(const V* values, std::uint32_t live) {
+      for (int j = 0; j < kLanes; ++j) sums[j] += live >> j & 1 ? to_double(values[j]) : 0.0;
+    }
+    void store(double* to) const {
+      for (int j = 0; j < kLanes; ++j) to[j] = sums[j];
+    }
+  };
+
+  template <class V>
+  static void add(double* lanes, const V* values, std::uint32_t live) {
+    for (; live != 0; live &= live - 1) {
+      const int j = __builtin_ctz(live);
+      lanes[j] += to_double(values[j]);
+    }
+  }
+};
+
+}  // namespace
+
+Kernels reduce_kernels_default(FloatType value, MaskType mask) { return reduce_kernels_of<Default>(value, mask); }
+GatherChunk gather_kernel_default(FloatType out, MaskType mask) { return gather_kernel_of(out, mask); }
+
+}  // namespace segscatter::core::detail

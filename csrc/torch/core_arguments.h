@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/// From checked tensors to the core's arguments. The structs own what had to be made contiguous or converted, so they
+/// must outlive the call (on a stream: the enqueueing, since the caching allocator orders reuse).
+#pragma once
+
+#include "checks.h"
+#include "segscatter/core.h"
+
+namespace segscatter {
+
+core::FloatType float_type(at::ScalarType type);
+
+struct CoreGrouping {
+  CoreGrouping(const Grouping& grouping, int64_t num_groups, int64_t num_tokens);
+  at::Tensor cu_seqlens, group_ids, mask;
+  core::Segments segments;
+  core::Mask core_mask;
+};
+
+struct CoreReduce {
+  CoreReduce(const at::Tensor& values, const Grouping& grouping, const at::Tensor& sums, const at::Tensor& counts,
+             bool accumulate);
+  at::Tensor values;
+  CoreGrouping grouping;
+  core::ReduceArgs args;
+};
+
+struct CoreGather {
+  CoreGather(const at::Tensor& source, const Grouping& grouping, const at::Tensor& out);
+  at::Tensor source;
+  CoreGrouping grouping;
+  core::GatherArgs args;
+};
+
+/// Empty results of the right shape on the device of `values` or `source`.
+std::tuple<at::Tensor, at::Tensor> empty_sums(const at::Tensor& values, int64_t num_groups, at::ScalarType sum_type);
+at::Tensor empty_rows(const at::Tensor& source, int64_t num_tokens, at::ScalarType out_type);
+
+/// Throws what a core function reports.
+void check_status(const core::Status& status);
+
+}  // namespace segscatter

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-channel losses of packed batches: one fused segmented scatter-reduce over ``cu_seqlens``."""
+
+from . import _load
+
+_info = _load.load()
+
+from . import reference  # noqa: E402  (the operators must be registered first)
+from .channels import ChannelRegistry  # noqa: E402
+from .ops import (  # noqa: E402
+    ContextParallel,
+    segment_gather,
+    segment_scatter_accumulate_,
+    segment_scatter_reduce,
+    validate,
+)
+from .tracker import ChannelLossTracker, ChannelStat  # noqa: E402
+
+__version__ = _info["version"]
+cmake_prefix_path = str(_load.PACKAGE / "share" / "cmake")
+
+
+def build_info() -> dict[str, str]:
+    """What this installation was built from: versions of segscatter, torch, CUDA and compiler, CUDA architectures."""
+    return dict(_info)
+
+
+__all__ = [
+    "ChannelLossTracker",
+    "ChannelRegistry",
+    "ChannelStat",
+    "ContextParallel",
+    "build_info",
+    "cmake_prefix_path",
+    "reference",
+    "segment_gather",
+    "segment_scatter_accumulate_",
+    "segment_scatter_reduce",
+    "validate",
+]
