@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..hf import offsets_from_position_ids
 from ._trackers import metrics_since_last_log, tracker_of
 from ._upstream import refuse, require_own, require_parameters
 
@@ -65,10 +66,7 @@ def _boundaries(position_ids: Tensor, logits_to_keep: Tensor | int | None, chann
     device data is read. None: without channels, the boundaries do not matter."""
     if channels is None:
         return None
-    position_ids = position_ids.flatten()
-    document = (position_ids == 0).cumsum(0)  # of every token, from 1
-    wanted = torch.arange(1, len(channels) + 2, device=position_ids.device)
-    cu_seqlens = torch.searchsorted(document, wanted)
+    cu_seqlens = offsets_from_position_ids(position_ids, len(channels))
     if isinstance(logits_to_keep, Tensor):
         return torch.nn.functional.pad(logits_to_keep.long().cumsum(0), (1, 0))[cu_seqlens]
     if isinstance(logits_to_keep, int):
