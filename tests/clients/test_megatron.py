@@ -200,7 +200,7 @@ def run_twice() -> tuple[int, dict]:
 
     def loss_func(output_tensor: Tensor) -> Any:
         machine.validate_result(
-            result=output_tensor.sum(), rejection_func=lambda _: True, message="suspicious", tolerance=0.0, fatal=False
+            result=output_tensor.sum(), rejection_func=lambda _: True, message="loss", tolerance=0.0, fatal=False
         )
         return output_tensor.sum(), {}
 
@@ -212,6 +212,7 @@ def run_twice() -> tuple[int, dict]:
                 while machine.should_run_forward_backward(data):
                     wrap_loss_func(loss_func, tracker, ["a"])(next(data))
                     passes += 1
+                machine.should_checkpoint_and_exit()
     finally:
         rerun.destroy_rerun_state_machine()
     return passes, tracker.reduce()
@@ -219,5 +220,5 @@ def run_twice() -> tuple[int, dict]:
 
 def test_a_rerun_of_an_iteration_counts_once(pools):
     [(passes, stats)] = pools(1).run(run_twice)
-    assert passes == 4
+    assert passes == 3  # Megatron trusts the first iteration
     assert (stats["a"].sum, stats["a"].count) == (12.0, 8)

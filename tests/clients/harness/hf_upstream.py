@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import collections
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .upstream import load_plugin, stub
+from .upstream import trainers
 
 VOCABULARY = 11
 
@@ -28,25 +27,11 @@ class LogitsTable(nn.Module):
         return SimpleNamespace(logits=self.table[input_ids], loss=None)
 
 
-@cache
-def seq2seq_trainer_classes() -> tuple[type, type]:
-    """ms-swift's ``Seq2SeqTrainer`` as it is, and with our plugin."""
-    stub()
-    from swift.trainers.mixin import SwiftMixin
-    from swift.trainers.seq2seq_trainer import Seq2SeqTrainer
-
-    original = type(
-        "OriginalTrainer", (Seq2SeqTrainer,), {"compute_loss": Seq2SeqTrainer.compute_loss, "log": SwiftMixin.log}
-    )
-    load_plugin()
-    return original, Seq2SeqTrainer
-
-
 def seq2seq_trainer(logits: Tensor, *, ours: bool, padding_free: bool) -> Any:
     from swift.metrics import MeanMetric
     from transformers.trainer_callback import TrainerControl, TrainerState
 
-    cls = seq2seq_trainer_classes()[ours]
+    cls = trainers().seq2seq[ours]
     trainer = cls.__new__(cls)
     trainer.model = LogitsTable(logits)
     trainer.args = SimpleNamespace(

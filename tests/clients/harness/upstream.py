@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import sys
 import types
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -88,30 +89,38 @@ def megatron_config(**options: Any) -> Any:
     return TransformerConfig(**{**sizes, "calculate_per_token_loss": True, **options})
 
 
+@dataclass(frozen=True)
+class Trainers:
+    """ms-swift's trainer classes; index 0: as they are, 1: with our plugin, loaded as ``--external_plugins`` does it."""
+
+    megatron: tuple[type, type]
+    seq2seq: tuple[type, type]
+
+
 @cache
-def megatron_trainer_classes() -> tuple[type, type]:
-    """ms-swift's ``MegatronTrainer`` as it is, and with our plugin, loaded as ``--external_plugins`` does it."""
+def trainers() -> Trainers:
     stub()
-    from swift.megatron.trainers.trainer import MegatronTrainer
-
-    names = ("_compute_channel_loss", "_log_callback")
-    original = type("OriginalTrainer", (MegatronTrainer,), {name: vars(MegatronTrainer)[name] for name in names})
-    load_plugin()
-    return original, MegatronTrainer
-
-
-def load_plugin() -> None:
     from segscatter.swift import plugin_path
+    from swift.megatron.trainers.trainer import MegatronTrainer
+    from swift.trainers.seq2seq_trainer import Seq2SeqTrainer
     from swift.utils import import_external_file
 
+    originals = [
+        type("Original", (cls,), {name: getattr(cls, name) for name in names})
+        for cls, names in (
+            (MegatronTrainer, ("_compute_channel_loss", "_log_callback")),
+            (Seq2SeqTrainer, ("compute_loss", "log")),
+        )
+    ]
     import_external_file(plugin_path())
+    return Trainers((originals[0], MegatronTrainer), (originals[1], Seq2SeqTrainer))
 
 
 def megatron_trainer(
     losses: Tensor, *, ours: bool, padding_free: bool = True, cp_partition_mode: str = "zigzag", num_microbatches: int = 1
 ) -> Any:
     """A real ``MegatronTrainer`` around a :class:`LossTable`; only its constructor does not run."""
-    cls = megatron_trainer_classes()[ours]
+    cls = trainers().megatron[ours]
     trainer = cls.__new__(cls)
     from megatron.core import parallel_state
 
