@@ -6,16 +6,16 @@ from harness.ranks import RankPool
 
 
 class _Pools:
-    """One pool for every world size, started when first asked for, and again after a failure has ended it."""
+    """One pool of every kind, started when first asked for, and again after a failure has ended it."""
 
     def __init__(self) -> None:
-        self._pools: dict[int, RankPool] = {}
+        self._pools: dict[tuple[int, bool], RankPool] = {}
 
-    def __call__(self, world_size: int) -> RankPool:
-        pool = self._pools.get(world_size)
-        if pool is None or not pool.alive:
-            self._pools[world_size] = RankPool(world_size)
-        return self._pools[world_size]
+    def __call__(self, world_size: int, *, trainers: bool = True) -> RankPool:
+        key = world_size, trainers
+        if key not in self._pools or not self._pools[key].alive:
+            self._pools[key] = RankPool(world_size, trainers=trainers)
+        return self._pools[key]
 
     def close(self) -> None:
         for pool in self._pools.values():

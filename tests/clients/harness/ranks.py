@@ -23,9 +23,11 @@ class RankError(AssertionError):
 class RankPool:
     """``world_size`` processes; :meth:`run` calls one function on all of them and returns the list of results."""
 
-    def __init__(self, world_size: int) -> None:
-        _preload()
-        context = multiprocessing.get_context("forkserver")
+    def __init__(self, world_size: int, *, trainers: bool = True) -> None:
+        """trainers: whether ms-swift and Megatron are imported. ms-swift patches transformers, for one."""
+        context = multiprocessing.get_context("forkserver" if trainers else "spawn")
+        if trainers:
+            _preload()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
