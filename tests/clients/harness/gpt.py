@@ -34,22 +34,18 @@ def build_model(*, per_token_loss: bool = True) -> Any:
         return DistributedDataParallel(config, DistributedDataParallelConfig(), model)
 
 
-def run_iteration(
-    model: Any, micro_batches: list[dict[str, Any]], make_loss_func: Callable[[dict[str, Any]], Callable], *,
-    forward_only: bool = False,
-) -> tuple[list[Any], list[Tensor]]:  # fmt: skip
-    """Forward and backward passes through the real schedule; what it collected, and the gradients.
+def dense_inputs(batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Position ids and the causal attention mask."""
+    length = batch["tokens"].shape[1]
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
+    return torch.arange(length)[None].expand_as(batch["tokens"]), mask
 
-    micro_batches: with ``tokens`` and ``labels``, ``[B, S]``. make_loss_func: gives the loss function of one.
-    """
+
+def run_schedule(
+    model: Any, forward_step: Callable[..., Any], micro_batches: list[dict[str, Any]], *, forward_only: bool = False
+) -> tuple[list[Any], list[Tensor]]:
+    """Forward and backward passes through the real schedule; what it collected, and the gradients."""
     from megatron.core.pipeline_parallel.schedules import forward_backward_no_pipelining
-
-    def forward_step(iterator: Any, model: Any) -> tuple[Tensor, Callable]:
-        batch = next(iterator)
-        length = batch["tokens"].shape[1]
-        causal = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
-        positions = torch.arange(length)[None].expand_as(batch["tokens"])
-        return model(batch["tokens"], positions, causal, labels=batch["labels"]), make_loss_func(batch)
 
     model.zero_grad_buffer()
     with CudaFactoriesOnCpu():
@@ -58,3 +54,19 @@ def run_iteration(
             num_microbatches=len(micro_batches), seq_length=SEQUENCE, micro_batch_size=1, forward_only=forward_only,
         )  # fmt: skip
     return collected, [p.main_grad.clone() for p in model.parameters()]
+
+
+def run_iteration(
+    model: Any,
+    micro_batches: list[dict[str, Any]],
+    make_loss_func: Callable[[dict[str, Any]], Callable],
+    *,
+    forward_only: bool = False,
+) -> tuple[list[Any], list[Tensor]]:
+    """:func:`run_schedule` on batches with ``tokens`` and ``labels``, ``[B, S]``, each with a loss function of its own."""
+
+    def forward_step(iterator: Any, model: Any) -> tuple[Tensor, Callable]:
+        batch = next(iterator)
+        return model(batch["tokens"], *dense_inputs(batch), labels=batch["labels"]), make_loss_func(batch)
+
+    return run_schedule(model, forward_step, micro_batches, forward_only=forward_only)
