@@ -86,7 +86,11 @@ def growing_merge(ranks: int, channels: int) -> tuple[float, int]:
 
     registry = ChannelRegistry(names(channels), grow=True)
     with mock.patch("segscatter.distributed.dist", _EqualRanks(ranks)):
-        return measure(lambda: SharedVocabulary(registry, 1).agree(object(), torch.device("cpu")))
+        return measure(lambda: SharedVocabulary(registry, 1).agree(_Group(), torch.device("cpu")))
+
+
+class _Group:
+    """Stands for a process group."""
 
 
 class _EqualRanks:
