@@ -4,10 +4,9 @@
 import random
 import sys
 
-from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
 from segscatter import ChannelRegistry
 from segscatter.hf import ChannelCollator, ChannelLossMixin
+from transformers import DataCollatorWithFlattening, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 
 class ChannelTrainer(ChannelLossMixin, Trainer):

@@ -3,7 +3,6 @@
 
 from megatron.bridge.training import gpt_step
 from megatron.bridge.training.callbacks import Callback
-
 from segscatter import ChannelLossTracker, ChannelRegistry
 from segscatter.megatron import BatchTap, data_parallel_group, log_channel_losses, wrap_loss_func
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channel losses in Megatron-LM: what to add to pretrain_gpt.py, where get_batch and loss_func are its own."""
 
+# ruff: noqa: F821  (get_batch and loss_func)
 from functools import partial
 
 from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer, print_rank_last, training
-
 from segscatter import ChannelLossTracker, ChannelRegistry
 from segscatter.megatron import (
     data_parallel_group,
@@ -45,13 +45,17 @@ training.training_log = wrap_training_log(
 
 
 # 3. Evaluation, which is kept apart from training.
-def evaluate_and_print_results(
-    prefix, forward_step_func, data_iterator, model, iteration, *args, _evaluate=training.evaluate_and_print_results, **kwargs
-):  # fmt: skip
-    _evaluate(prefix, forward_step_func, data_iterator, model, iteration, *args, **kwargs)
+def evaluate_and_print_results(prefix, forward_step_func, data_iterator, model, iteration, *args, **kwargs):
+    evaluate_as_before(prefix, forward_step_func, data_iterator, model, iteration, *args, **kwargs)
     log_channel_losses(
-        tracker, iteration, tensorboard=get_tensorboard_writer(), wandb=get_wandb_writer(), mode="eval", prefix="eval_loss_"
+        tracker,
+        iteration,
+        tensorboard=get_tensorboard_writer(),
+        wandb=get_wandb_writer(),
+        mode="eval",
+        prefix="eval_loss_",
     )
 
 
+evaluate_as_before = training.evaluate_and_print_results
 training.evaluate_and_print_results = evaluate_and_print_results

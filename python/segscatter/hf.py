@@ -9,8 +9,8 @@ Put :class:`ChannelLossMixin` in front of the trainer class and :class:`ChannelC
     collator = ChannelCollator(DataCollatorWithFlattening(return_flash_attn_kwargs=True))
     trainer = MyTrainer(..., data_collator=collator, channel_registry=ChannelRegistry(["code", "math", "web"]))
 
-with ``remove_unused_columns=False``, so that the column of channels reaches the collator. The means join what ``Trainer.log``
-gets, as ``loss_<channel>``, and the metrics of an evaluation, as ``eval_loss_<channel>``.
+with ``remove_unused_columns=False``, so that the column of channels reaches the collator. The means join what
+``Trainer.log`` gets, as ``loss_<channel>``, and the metrics of an evaluation, as ``eval_loss_<channel>``.
 
 Nothing here imports transformers.
 """
@@ -34,7 +34,8 @@ _LOGITS_PER_CHUNK = 1 << 26  # 256 MB in float32
 
 
 class ChannelCollator:
-    """A data collator that keeps the channel of every example, as ``batch[key]``: a list, or ids if there is a registry.
+    """A data collator that keeps the channel of every example, as ``batch[key]``: a list, or ids if there is a
+    registry.
 
     collator: makes the batch from the examples without their channels.
     registry: a fixed one encodes in the dataloader worker, so that only an integer tensor crosses over.
@@ -117,8 +118,8 @@ class ChannelLossMixin:
             position_ids = inputs.get("position_ids")
             if rows != 1 or position_ids is None:
                 raise ValueError(
-                    f"there are {len(channels)} channels for {rows} rows; a packed batch needs cu_seq_lens_q, or one row "
-                    f"and position_ids"
+                    f"there are {len(channels)} channels for {rows} rows; a packed batch needs cu_seq_lens_q, or "
+                    f"one row and position_ids"
                 )
             cu_seqlens = offsets_from_position_ids(position_ids, len(channels))
         self.channel_losses.update(losses, mask, channels, cu_seqlens=cu_seqlens, mode=mode)

@@ -4,11 +4,11 @@
 :func:`wrap_loss_func` goes around the loss function that ``forward_step`` returns, :func:`log_channel_losses` into the
 training log. Nothing here imports Megatron before it is needed.
 
-Which ranks count: the losses of a micro-batch are the same on all tensor-parallel ranks, and only the last pipeline stage
-has any. So a tracker sums over data x context parallelism (:func:`data_parallel_group`), and every tensor-parallel rank
-comes to the same numbers. Where only tensor-parallel rank 0 knows the channels, because the data pipeline does not
-broadcast them, wrap the loss function on that rank alone and give the tracker :func:`tensor_and_data_parallel_group`: the
-other ranks then add nothing and get the result.
+Which ranks count: the losses of a micro-batch are the same on all tensor-parallel ranks, and only the last pipeline
+stage has any. So a tracker sums over data x context parallelism (:func:`data_parallel_group`), and every
+tensor-parallel rank comes to the same numbers. Where only tensor-parallel rank 0 knows the channels, because the data
+pipeline does not broadcast them, wrap the loss function on that rank alone and give the tracker
+:func:`tensor_and_data_parallel_group`: the other ranks then add nothing and get the result.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ def wrap_loss_func(
 ) -> Callable[..., Any]:
     """``loss_func``, which also feeds the token losses of its micro-batch to ``tracker``.
 
-    What ``loss_func`` returns is passed on: the very loss and token-count tensors, in a tuple of the same length, so that
-    training is bit for bit the same. There is no collective and no host sync.
+    What ``loss_func`` returns is passed on: the very loss and token-count tensors, in a tuple of the same length, so
+    that training is bit for bit the same. There is no collective and no host sync.
 
     loss_func: called with the model's token losses, as ``forward_step`` returns it. Any of Megatron's forms: ``(loss,
         num_tokens, report)`` and ``(loss, report)``, reports of ``[sum, count]`` tensors or of ``(sum, count)`` tuples.
     channels: of every segment: names, or ids from ``tracker.registry.encode`` (a tensor). Fewer than segments: the rest
         is padding. None: no segment has a channel.
-    loss_mask: which tokens count, as many elements as token losses. None: the mask that comes with the losses, where the
-        model returns ``(losses, loss_mask)``, else all.
+    loss_mask: which tokens count, as many elements as token losses. None: the mask that comes with the losses, where
+        the model returns ``(losses, loss_mask)``, else all.
     packed_seq_params: anything with the boundaries of packed documents: ``PackedSeqParams``, or a mapping such as the
         batch. Read are ``cu_seqlens_q_padded``, else ``cu_seqlens_q``, else ``cu_seqlens`` (up to
         ``cu_seqlens_argmin``, if that is there, on the host), of shape ``[N]`` or ``[1, N]``. None: every row of the
@@ -74,14 +74,14 @@ def wrap_loss_func(
     cp: which part of the global row this rank holds. Default: :func:`context_parallel` of ``packed_seq_params``.
     ignore_index: the value in ``loss_mask`` of tokens that do not count.
     fractional_mask: None: the mask only selects. ``"tokens"``: it also weighs, and a channel's mean is the weighted sum
-        over the number of tokens with a weight that is not 0. ``"weights"``: the same over the sum of weights; the tracker
-        then needs ``num_values=2``.
+        over the number of tokens with a weight that is not 0. ``"weights"``: the same over the sum of weights; the
+        tracker then needs ``num_values=2``.
     mode: of the tracker. Default: ``"train"`` where gradients are enabled, else ``"eval"``.
-    report: ``"keys"`` also adds an entry ``prefix + channel`` for every channel of the fixed vocabulary, in one order on
-        all ranks and micro-batches, to the report, in the form that is there: ``[sum, count]`` tensors, which Megatron
-        reduces, or tuples, which it does not, so that the last rank shows its own. Mind that Megatron averages these
-        entries over the steps of a log interval, each step weighing the same, and shows NaN for a channel that had no
-        token in one of them; the tracker does neither.
+    report: ``"keys"`` also adds an entry ``prefix + channel`` for every channel of the fixed vocabulary, in one order
+        on all ranks and micro-batches, to the report, in the form that is there: ``[sum, count]`` tensors, which
+        Megatron reduces, or tuples, which it does not, so that the last rank shows its own. Mind that Megatron averages
+        these entries over the steps of a log interval, each step weighing the same, and shows NaN for a channel that
+        had no token in one of them; the tracker does neither.
 
     A second run of an iteration by Megatron's re-run state machine is not counted again.
 
@@ -95,7 +95,9 @@ def wrap_loss_func(
         raise ValueError("report='keys' needs a fixed ChannelRegistry: all ranks must report the same keys")
     values = 2 if fractional_mask == "weights" else 1
     if tracker.num_values != values:
-        raise ValueError(f"fractional_mask={fractional_mask!r} needs num_values={values}, but it is {tracker.num_values}")
+        raise ValueError(
+            f"fractional_mask={fractional_mask!r} needs num_values={values}, but it is {tracker.num_values}"
+        )
 
     @functools.wraps(loss_func)
     def tracked(output_tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +142,7 @@ def context_parallel(packed_seq_params: Any = None) -> ContextParallel:
 
 
 def data_parallel_group() -> dist.ProcessGroup:
-    """Megatron's data x context parallel group. Pass the function itself: ``ChannelLossTracker(group=...)`` calls it."""
+    """Megatron's data x context parallel group. Give the function itself to ``ChannelLossTracker(group=...)``."""
     from megatron.core import parallel_state
 
     return parallel_state.get_data_parallel_group(with_context_parallel=True)
@@ -238,8 +240,8 @@ def wrap_training_log(
     """``training_log`` of ``megatron.training.training``, which every rank calls after every iteration; every
     ``log_interval`` of them it then also logs the channel losses.
 
-    log_interval: or a function giving it, since Megatron parses its arguments late. tensorboard, wandb: functions giving
-    the writers (``get_tensorboard_writer``, ``get_wandb_writer``). print_line: such as ``print_rank_last``.
+    log_interval: or a function giving it, since Megatron parses its arguments late. tensorboard, wandb: functions
+    giving the writers (``get_tensorboard_writer``, ``get_wandb_writer``). print_line: such as ``print_rank_last``.
 
     Raises TypeError when ``training_log`` has no parameter ``iteration``.
     """
@@ -267,7 +269,7 @@ def wrap_training_log(
 
 
 class BatchTap(Iterator):
-    """An iterator that remembers in ``batch`` what it gave last: Megatron's ``get_batch`` drops keys it does not know."""
+    """An iterator that remembers in ``batch`` what it gave last: ``get_batch`` drops keys that it does not know."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
@@ -330,10 +332,7 @@ class _MicroBatch:
             cp=self.cp,
             dtype=torch.float32,
         )
-        if lead:
-            table = sums.t()
-        else:
-            table = torch.stack([sums, counts.to(sums.dtype)], dim=-1)
+        table = sums.t() if lead else torch.stack([sums, counts.to(sums.dtype)], dim=-1)
         rows = [tuple(row.unbind()) for row in table] if as_tuples else table.unbind()
         return {prefix + name: row for name, row in zip(tracker.registry.names, rows, strict=True)}
 

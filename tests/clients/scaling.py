@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the tables of docs/scaling.md: ``python tests/clients/scaling.py``.
 
-Bytes come from what torch.distributed really sends: the pickles of ``all_gather_object`` and the payload of the tracker.
+Bytes come from what torch.distributed really sends: the pickles of ``all_gather_object`` and the payload of the
+tracker.
 """
 
 from __future__ import annotations
@@ -49,9 +50,7 @@ def traffic_table() -> str:
     for channels in CHANNELS:
         for ranks in RANKS:
             gathered = ranks * pickle_bytes(channels) + ring(8 * channels)
-            upstream = (
-                f"{3 * MICRO_BATCHES} | {(3 * ranks + 1) * MICRO_BATCHES:,} | {human(gathered * MICRO_BATCHES)}"
-            )
+            upstream = f"{3 * MICRO_BATCHES} | {(3 * ranks + 1) * MICRO_BATCHES:,} | {human(gathered * MICRO_BATCHES)}"
             rows.append(f"| {ranks:,} | {channels} | {upstream} | 1 | 1 | {human(ring(payload_bytes(channels)))} |")
     return "\n".join(rows)
 
@@ -62,11 +61,8 @@ def ring(payload: int) -> int:
 
 
 def human(number: int) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            break
-        number /= 1000
-    return f"{number:.3g} {unit}"
+    power = min((len(str(number)) - 1) // 3, 3)
+    return f"{number / 1000**power:.3g} {('B', 'kB', 'MB', 'GB')[power]}"
 
 
 def upstream_union(ranks: int, channels: int) -> tuple[float, int]:

@@ -95,7 +95,9 @@ def run_megatron_lm() -> tuple[Writer, list]:
         gpt.run_schedule(model, forward_step_func, data_iterator)
         return {}, int(data_iterator is skipped), False, False, 0, 0.0, 0
 
-    def training_log(loss_dict, total_loss_dict, learning_rate, iteration, loss_scale, report_memory_flag, skipped_iter):
+    def training_log(
+        loss_dict, total_loss_dict, learning_rate, iteration, loss_scale, report_memory_flag, skipped_iter
+    ):
         return report_memory_flag
 
     def evaluate_and_print_results(prefix, forward_step_func, data_iterator, model, iteration):
@@ -110,7 +112,8 @@ def run_megatron_lm() -> tuple[Writer, list]:
     modules(
         megatron__training={
             "training": sys.modules["megatron.training.training"], "get_args": lambda: SimpleNamespace(log_interval=2),
-            "get_tensorboard_writer": lambda: writer, "get_wandb_writer": lambda: writer, "print_rank_last": lines.append,
+            "get_tensorboard_writer": lambda: writer, "get_wandb_writer": lambda: writer,
+            "print_rank_last": lines.append,
         }
     )  # fmt: skip
 
@@ -162,8 +165,9 @@ def test_megatron_lm(pools):
 
 def run_megatron_bridge() -> tuple[Writer, list]:
     """On a rank: three steps, the second skipped, and an evaluation."""
-    import torch
     from functools import partial
+
+    import torch
     from harness import gpt, upstream
     from test_megatron import loss_func_three
 
@@ -225,7 +229,7 @@ def test_ms_swift():
         capture_output=True, text=True, timeout=120, env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
     )  # fmt: skip
     words = result.stdout.split()
-    assert words[:7] == "megatron sft --packing true --enable_channel_loss true --external_plugins".split()
+    assert words[:7] == ["megatron", "sft", "--packing", "true", "--enable_channel_loss", "true", "--external_plugins"]
     assert Path(words[7]).is_file()
     code = (
         f"import runpy; runpy.run_path({str(ROOT / 'examples' / 'ms_swift_plugin.py')!r})\n"

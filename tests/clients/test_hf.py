@@ -87,13 +87,27 @@ def train(batches: str, registry_kind: str, output_dir: str) -> dict[str, Any]:
         trainer = (ChannelTrainer if ours else Trainer)(
             model=LlamaForCausalLM(config),
             args=TrainingArguments(
-                output_dir=output_dir, use_cpu=True, per_device_train_batch_size=batch_size,
-                per_device_eval_batch_size=batch_size, max_steps=4, logging_steps=2, eval_strategy="steps", eval_steps=2,
-                gradient_accumulation_steps=2, save_strategy="no", report_to=[], disable_tqdm=True,
-                remove_unused_columns=False, learning_rate=1e-2, dataloader_num_workers=0,
-            ),  # fmt: skip
-            data_collator=data, train_dataset=draw_examples(64, 1), eval_dataset=draw_examples(12, 2), **options,
-        )  # fmt: skip
+                output_dir=output_dir,
+                use_cpu=True,
+                per_device_train_batch_size=batch_size,
+                per_device_eval_batch_size=batch_size,
+                max_steps=4,
+                logging_steps=2,
+                eval_strategy="steps",
+                eval_steps=2,
+                gradient_accumulation_steps=2,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                remove_unused_columns=False,
+                learning_rate=1e-2,
+                dataloader_num_workers=0,
+            ),
+            data_collator=data,
+            train_dataset=draw_examples(64, 1),
+            eval_dataset=draw_examples(12, 2),
+            **options,
+        )
         trainer.train()
         result["ours" if ours else "plain"] = {
             "history": trainer.state.log_history,

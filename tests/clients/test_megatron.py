@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from functools import partial
@@ -138,7 +139,7 @@ def document_loop(documents: list) -> dict[str, list]:
         if "cu_seqlens_q" in batch:
             offsets = batch["cu_seqlens_q"].flatten().tolist()
             losses, mask = losses.flatten().tolist(), batch["loss_mask"].flatten().tolist()
-            pieces = [(losses[a:b], mask[a:b]) for a, b in zip(offsets, offsets[1:], strict=False)]
+            pieces = [(losses[a:b], mask[a:b]) for a, b in itertools.pairwise(offsets)]
         else:
             pieces = list(zip(losses.tolist(), batch["loss_mask"].tolist(), strict=True))
         for channel, (values, mask) in zip(batch["channels"], pieces, strict=False):
@@ -170,7 +171,9 @@ def test_training_is_unchanged_and_statistics_are_right(pools, tp, form, rows, r
     for rank in ranks:
         assert rank["logged"] == pytest.approx({f"loss_{k}": s / c for k, (s, c) in truth.items()}, rel=1e-6)
         if report:
-            for (batch, losses), after in zip(rank["documents"], [m for w, _ in rank["wrapped"] for m in w], strict=True):
+            for (batch, losses), after in zip(
+                rank["documents"], [m for w, _ in rank["wrapped"] for m in w], strict=True
+            ):
                 local = document_loop([(batch, losses)])
                 for name in [*CHANNELS, "None", "other"]:
                     entry = after[f"loss_{name}"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from types import SimpleNamespace
@@ -82,9 +83,9 @@ def test_mask_that_comes_with_the_losses():
     t = tracker()
     mask = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     losses = torch.tensor([[1.0, math.nan, 3.0, 4.0]])
-    wrap_loss_func(lambda out: (out[0].sum(), {}), t, ["a", "b"], packed_seq_params={"cu_seqlens_q": torch.tensor([0, 2, 4])})(
-        (losses, mask)
-    )  # fmt: skip
+    boundaries = {"cu_seqlens_q": torch.tensor([0, 2, 4])}
+    wrapped = wrap_loss_func(lambda out: (out[0].sum(), {}), t, ["a", "b"], packed_seq_params=boundaries)
+    wrapped((losses, mask))
     assert totals(t) == {"a": (1.0, 1), "b": (7.0, 2)}
 
 
@@ -127,7 +128,9 @@ def test_context_parallel_layouts_add_up(layout, size):
             total[0] += s
             total[1] += c
     assert {k: v[1] for k, v in found.items()} == {k: v[1] for k, v in expected.items() if v[1]}
-    assert {k: v[0] for k, v in found.items()} == pytest.approx({k: v[0] for k, v in expected.items() if v[1]}, rel=1e-6)
+    assert {k: v[0] for k, v in found.items()} == pytest.approx(
+        {k: v[0] for k, v in expected.items() if v[1]}, rel=1e-6
+    )
 
 
 def tokens_of_rank(layout: str, size: int, rank: int, offsets: list[int]) -> list[int]:
@@ -136,7 +139,7 @@ def tokens_of_rank(layout: str, size: int, rank: int, offsets: list[int]) -> lis
     if layout == "contiguous":
         part = len(tokens) // size
         return tokens[rank * part : (rank + 1) * part]
-    pieces = [tokens] if layout == "per_sequence" else [tokens[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
+    pieces = [tokens] if layout == "per_sequence" else [tokens[a:b] for a, b in itertools.pairwise(offsets)]
     held = []
     for piece in pieces:
         h = len(piece) // (2 * size)

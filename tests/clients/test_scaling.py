@@ -21,8 +21,9 @@ def test_pickles_are_what_ranks_send(pools):
 
 
 def gathered_bytes(keys: list[str]) -> int:
-    import torch
     from unittest import mock
+
+    import torch
 
     received = 0
     real = torch.distributed.all_gather

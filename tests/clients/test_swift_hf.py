@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin in ms-swift's real Seq2SeqTrainer (``swift sft``): same metrics as upstream, the same training, no stalls."""
+"""The plugin in ms-swift's real Seq2SeqTrainer (``swift sft``): same metrics as upstream, and the same training."""
 
 from __future__ import annotations
 

@@ -90,7 +90,9 @@ def test_trainers_are_patched_whenever_they_are_imported(fake_swift, first):
         "from swift.trainers.seq2seq_trainer import Seq2SeqTrainer",
     }
     order = sorted(steps, key=lambda name: name != first)
-    code = "\n".join([*(steps[name] for name in order), "print(MegatronTrainer._segscatter, Seq2SeqTrainer._segscatter)"])
+    code = "\n".join(
+        [*(steps[name] for name in order), "print(MegatronTrainer._segscatter, Seq2SeqTrainer._segscatter)"]
+    )
     result = python(code, fake_swift())
     assert result.stdout == "True True\n", result.stderr
 
@@ -100,7 +102,9 @@ def test_a_trainer_of_another_signature_is_refused(fake_swift):
     result = python(code, fake_swift(", group=None"))
     assert result.returncode == 1
     assert "segscatter.swift does not fit ms-swift" in result.stderr
-    assert "MegatronTrainer._compute_channel_loss has the parameters (self, losses, loss_mask, channels, " in result.stderr
+    assert (
+        "MegatronTrainer._compute_channel_loss has the parameters (self, losses, loss_mask, channels, " in result.stderr
+    )
     assert "packed_seq_params, group), not (self, losses, loss_mask, channels, packed_seq_params)" in result.stderr
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channel losses in ms-swift without its per-micro-batch collectives and host syncs.
 
-``--external_plugins "$(python -m segscatter.swift)" --enable_channel_loss true`` is all that ``megatron sft`` and ``swift
-sft`` need: the metrics keep their names (``loss_<channel>``, ``loss_None``, ``eval_`` in front) and their meaning, the
-token-weighted mean over the log interval and all ranks.
+``--external_plugins "$(python -m segscatter.swift)" --enable_channel_loss true`` is all that ``megatron sft`` and
+``swift sft`` need: the metrics keep their names (``loss_<channel>``, ``loss_None``, ``eval_`` in front) and their
+meaning, the token-weighted mean over the log interval and all ranks.
 
 Importing this, and :func:`install`, is cheap and touches neither CUDA nor process groups: dataloader workers import the
 plugin too. The trainers are patched when they are imported.
@@ -22,19 +22,17 @@ __all__ = ["install", "plugin_path"]
 VOCABULARY_VARIABLE = "SEGSCATTER_CHANNELS"
 
 
-def install(
-    channels: Iterable[str] | None = None, *, vocabulary_file: str | os.PathLike[str] | None = None
-) -> None:
+def install(channels: Iterable[str] | None = None, *, vocabulary_file: str | os.PathLike[str] | None = None) -> None:
     """Lets ms-swift's ``MegatronTrainer`` and ``Seq2SeqTrainer`` count channel losses with segscatter.
 
-    channels, vocabulary_file: the names of all channels, or a file of them (see :meth:`ChannelRegistry.from_file`); also
-        from the environment variable ``SEGSCATTER_CHANNELS`` (a path). Other names then count in ``loss_other``. Default:
-        names are taken as they come, which costs a second small all-reduce at every log.
+    channels, vocabulary_file: the names of all channels, or a file of them (see :meth:`ChannelRegistry.from_file`);
+        also from the environment variable ``SEGSCATTER_CHANNELS`` (a path). Other names then count in ``loss_other``.
+        Default: names are taken as they come, which costs a second small all-reduce at every log.
 
     Calling it again changes the vocabulary of trainers made from then on, and nothing else.
 
     Raises ValueError when both are given, and RuntimeError (here, or when the trainers are imported) when ms-swift's
-    trainers are not as expected; nothing is patched then.
+    trainers are not as expected; that trainer is left as it is then.
     """
     if channels is not None and vocabulary_file is not None:
         raise ValueError("channels and vocabulary_file exclude each other")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``megatron sft``: MegatronTrainer feeds a tracker in every micro-batch and reduces it when it logs.
 
-Upstream's ``_compute_channel_loss`` returns metrics, reduced over data and context parallelism for every micro-batch. Here
-it returns none; the means join the logs in ``_log_callback``, which all ranks of the last pipeline stage reach together
-(upstream reduces the training loss there).
+Upstream's ``_compute_channel_loss`` returns metrics, reduced over data and context parallelism for every micro-batch.
+Here it returns none; the means join the logs in ``_log_callback``, which all ranks of the last pipeline stage reach
+together (upstream reduces the training loss there).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``swift sft``: Seq2SeqTrainer feeds a tracker in place of its loop over documents, and reduces it when it logs.
 
-The loop stands in the middle of the long ``compute_loss``. So that the rest of it stays the installed code, two statements
-of its syntax tree are replaced, and only where they read exactly as known here: the call that finds the documents'
-boundaries (it reads their number from the device), and the loop.
+The loop stands in the middle of the long ``compute_loss``. So that the rest of it stays the installed code, two
+statements of its syntax tree are replaced, and only where they read exactly as known here: the call that finds the
+documents' boundaries (it reads their number from the device), and the loop.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _replace_statements(function: Callable[..., Any]) -> Callable[..., Any]:
     tree = ast.parse(textwrap.dedent("".join(lines)))
     branches = [node for node in ast.walk(tree) if isinstance(node, ast.If) and _is_channel_branch(node)]
     if len(branches) != 1:
-        raise refuse(f"{function.__qualname__} has {len(branches)} times the loop over documents that is to be replaced")
+        raise refuse(
+            f"{function.__qualname__} has {len(branches)} times the loop over documents that is to be replaced"
+        )
     replacer = _Replacer()
     replacer.visit(branches[0])
     if replacer.count != 2:

@@ -17,8 +17,8 @@ def refuse(what: str) -> RuntimeError:
     except importlib.metadata.PackageNotFoundError:
         version = "of unknown version"
     return RuntimeError(
-        f"segscatter.swift does not fit ms-swift {version}: {what}. Nothing was patched. Leave out the plugin, or use a "
-        f"version that it fits (tested with {TESTED_VERSION})"
+        f"segscatter.swift does not fit ms-swift {version}: {what}. The trainer is left as it is. Train "
+        f"without the plugin, or with a version that it fits (tested with {TESTED_VERSION})"
     )
 
 

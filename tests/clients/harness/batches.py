@@ -58,7 +58,9 @@ def draw_micro_batch(rng: random.Random, *, multiple: int = 1, tail_multiple: in
     documents = []
     for _ in range(rng.randint(1, 7)):
         length = multiple * math.ceil(rng.randint(1, 12) / multiple)
-        losses = [float(torch.tensor(rng.choice([rng.random(), rng.expovariate(0.3), 0.0])).float()) for _ in range(length)]
+        losses = [
+            float(torch.tensor(rng.choice([rng.random(), rng.expovariate(0.3), 0.0])).float()) for _ in range(length)
+        ]
         density = rng.choice([0.0, 0.3, 0.8, 1.0])
         documents.append(Document(rng.choice(channels), losses, [rng.random() < density for _ in range(length)]))
     tail = tail_multiple * rng.randint(0, 3)
@@ -66,12 +68,12 @@ def draw_micro_batch(rng: random.Random, *, multiple: int = 1, tail_multiple: in
 
 
 def loss_table(micro_batches: Iterable[MicroBatch]) -> list[float]:
-    """The losses of all tokens, documents one after the other; a last entry for padding, which is NaN-free but large."""
+    """The losses of all tokens, documents one after the other, and a large one for padding."""
     return [x for b in micro_batches for d in b.documents for x in d.losses] + [1e6]
 
 
 def packed_inputs(micro_batch: MicroBatch, first_id: int, padding_id: int, period: int) -> dict[str, Any]:
-    """One row, as the trainers' collator lays it out. Position ids of the padding count up to ``period`` over and over."""
+    """One row, as the trainers' collator lays it out. Position ids of the padding begin anew every ``period``."""
     ids, live, positions = [], [], []
     for document in micro_batch.documents:
         positions += range(len(document.losses))

@@ -63,7 +63,7 @@ def run_iteration(
     *,
     forward_only: bool = False,
 ) -> tuple[list[Any], list[Tensor]]:
-    """:func:`run_schedule` on batches with ``tokens`` and ``labels``, ``[B, S]``, each with a loss function of its own."""
+    """:func:`run_schedule` on batches with ``tokens`` and ``labels``, ``[B, S]``, each with its own loss function."""
 
     def forward_step(iterator: Any, model: Any) -> tuple[Tensor, Callable]:
         batch = next(iterator)

@@ -7,7 +7,6 @@ import collections
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .upstream import trainers

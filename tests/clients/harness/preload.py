@@ -5,6 +5,5 @@ from . import upstream
 
 upstream.stub()
 
-import megatron.core.pipeline_parallel.schedules  # noqa: E402
 import swift.megatron.trainers.trainer  # noqa: E402
 import swift.trainers.seq2seq_trainer  # noqa: E402, F401

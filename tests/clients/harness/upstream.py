@@ -91,7 +91,7 @@ def megatron_config(**options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trainers:
-    """ms-swift's trainer classes; index 0: as they are, 1: with our plugin, loaded as ``--external_plugins`` does it."""
+    """ms-swift's trainer classes; index 0: as they are, 1: with our plugin, loaded as ms-swift loads it."""
 
     megatron: tuple[type, type]
     seq2seq: tuple[type, type]
@@ -117,7 +117,12 @@ def trainers() -> Trainers:
 
 
 def megatron_trainer(
-    losses: Tensor, *, ours: bool, padding_free: bool = True, cp_partition_mode: str = "zigzag", num_microbatches: int = 1
+    losses: Tensor,
+    *,
+    ours: bool,
+    padding_free: bool = True,
+    cp_partition_mode: str = "zigzag",
+    num_microbatches: int = 1,
 ) -> Any:
     """A real ``MegatronTrainer`` around a :class:`LossTable`; only its constructor does not run."""
     cls = trainers().megatron[ours]
