@@ -53,20 +53,26 @@ py::dict build_info() {
   return info;
 }
 
-constexpr std::int32_t kNotText = -2;  // next to NameTable::kAbsent: no string, or one without a UTF-8 form
+constexpr std::int32_t kUnknownType = -2;  // next to NameTable::kAbsent: the table cannot say
 
-std::int32_t find(const NameTable& table, PyObject* name) {
-  if (!PyUnicode_Check(name)) return kNotText;
-  py::ssize_t size = 0;
-  const char* const text = PyUnicode_AsUTF8AndSize(name, &size);
-  if (text == nullptr) {
-    PyErr_Clear();
-    return kNotText;
+// Looks up strings as they are, and integers in decimal behind `int_prefix`: with "" 1 is the name "1", while a byte
+// that UTF-8 does not use keeps the two apart.
+std::int32_t find(const NameTable& table, PyObject* name, std::string_view int_prefix) {
+  if (PyUnicode_Check(name)) {
+    py::ssize_t size = 0;
+    if (const char* const text = PyUnicode_AsUTF8AndSize(name, &size)) {
+      return table.find({text, static_cast<std::size_t>(size)});
+    }
+    PyErr_Clear();                       // lone surrogates
+  } else if (PyLong_CheckExact(name)) {  // not bool
+    int overflow = 0;
+    const long long value = PyLong_AsLongLongAndOverflow(name, &overflow);
+    if (overflow == 0) return table.find(std::string(int_prefix).append(std::to_string(value)));
   }
-  return table.find({text, static_cast<std::size_t>(size)});
+  return kUnknownType;
 }
 
-// Ids of string objects met lately: a batch often holds the same few objects over and over. The list keeps its objects
+// Ids of objects met lately: a batch often holds the same few objects over and over. The list keeps its objects
 // alive during the call, so an address stands for one name.
 class RecentNames {
  public:
@@ -89,13 +95,13 @@ class RecentNames {
   std::array<Entry, kEntries> entries_{};
 };
 
-// Writes the id of names[i] to ids[i], `none_id` for None, `unseen_id` for strings that the table lacks. Positions that
-// this cannot settle are left unwritten and returned: names that are neither None nor strings, strings with no UTF-8
-// form, None when none_id < 0, strings that the table lacks when unseen_id < 0. The second result counts the strings
+// Writes the id of names[i] to ids[i], `none_id` for None, `unseen_id` for names that the table lacks. Positions that
+// this cannot settle are left unwritten and returned: names that are not None, string or integer, strings without a
+// UTF-8 form, None when none_id < 0, names that the table lacks when unseen_id < 0. The second result counts the names
 // that took unseen_id.
 std::pair<std::vector<py::ssize_t>, std::int64_t> encode(const NameTable& table, const py::list& names,
                                                          std::int32_t* ids, std::int32_t none_id,
-                                                         std::int32_t unseen_id) {
+                                                         std::int32_t unseen_id, std::string_view int_prefix) {
   std::vector<py::ssize_t> unresolved;
   std::int64_t unseen = 0;
   RecentNames recent;
@@ -104,7 +110,7 @@ std::pair<std::vector<py::ssize_t>, std::int64_t> encode(const NameTable& table,
     PyObject* const name = PyList_GET_ITEM(names.ptr(), i);
     std::int32_t id = name == Py_None ? none_id : recent.find(name);
     if (id < 0 && name != Py_None) {
-      id = find(table, name);
+      id = find(table, name, int_prefix);
       if (id >= 0) recent.insert(name, id);
       if (id == NameTable::kAbsent && unseen_id >= 0) {
         id = unseen_id;
@@ -129,15 +135,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &sp::build_info, "What this library was built from and with: a dict of strings and numbers.");
   py::class_<sp::NameTable>(m, "NameTable", "Channel names and their ids.")
       .def(py::init<>())
-      .def("insert", &sp::NameTable::insert, py::arg("name"), py::arg("id"))
+      .def("insert", &sp::NameTable::insert, py::arg("name"), py::arg("id"), "name: str, or UTF-8 bytes.")
       .def("__len__", &sp::NameTable::size)
       .def(
           "encode",
           [](const sp::NameTable& table, const py::list& names, std::uintptr_t ids, std::int32_t none_id,
-             std::int32_t unseen_id) {
-            return sp::encode(table, names, reinterpret_cast<std::int32_t*>(ids), none_id, unseen_id);
+             std::int32_t unseen_id, std::string_view int_prefix) {
+            return sp::encode(table, names, reinterpret_cast<std::int32_t*>(ids), none_id, unseen_id, int_prefix);
           },
-          py::arg("names"), py::arg("ids"), py::arg("none_id"), py::arg("unseen_id"),
+          py::arg("names"), py::arg("ids"), py::arg("none_id"), py::arg("unseen_id"), py::arg("int_prefix"),
           "Writes int32 ids to the address `ids`, which must have room for len(names). Returns the positions left "
           "unwritten, and how many names got unseen_id.");
 }

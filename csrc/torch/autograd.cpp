@@ -5,11 +5,10 @@
 // Nodes are written out, as torch's generated code does, instead of torch::autograd::Function: that class knows neither
 // forward mode nor torch.func.
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -122,9 +121,13 @@ struct SegmentGatherBackward : GroupingNode {
   }
 };
 
-bool needs_grad(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+bool needs_grad(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
+}
 
-at::Tensor tangent_of(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0); }
+at::Tensor tangent_of(const at::Tensor& tensor) {
+  return tensor._fw_grad(/*level=*/0);
+}
 
 std::tuple<at::Tensor, at::Tensor> reduce_autograd(const at::Tensor& values, const at::Tensor& cu_seqlens,
                                                    const OptionalTensor& group_ids, c10::SymInt num_groups,
@@ -160,7 +163,7 @@ void accumulate_autograd(at::Tensor& sums, at::Tensor& counts, const at::Tensor&
   torch::autograd::check_inplace(sums, any_grad);
   const at::Tensor old_tangent = tangent_of(sums), tangent = tangent_of(values);
   {
-    const at::AutoDispatchBelowAutograd below;  // the next key counts the versions of `sums` and `counts`
+    const at::AutoDispatchBelowAutograd below;  // ADInplaceOrView comes next and counts versions
     segment_scatter_accumulate_(sums, counts, values, cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size,
                                 cp_rank);
   }
@@ -173,12 +176,28 @@ void accumulate_autograd(at::Tensor& sums, at::Tensor& counts, const at::Tensor&
     torch::autograd::rebase_history(sums, node);
   }
   if (tangent.defined()) {
-    at::Tensor more = std::get<0>(segment_scatter_reduce(tangent, cu_seqlens, group_ids, sums.sym_size(-1), mask,
-                                                         ignore_index, cp_layout, cp_size, cp_rank,
-                                                         sums.scalar_type()));
-    if (old_tangent.defined()) more = old_tangent.add(more);
-    sums._set_fw_grad(more, /*level=*/0, /*is_inplace_op=*/true);
+    const at::Tensor more =
+        std::get<0>(segment_scatter_reduce(tangent, cu_seqlens, group_ids, sums.sym_size(-1), mask, ignore_index,
+                                           cp_layout, cp_size, cp_rank, sums.scalar_type()));
+    if (old_tangent.defined()) {
+      old_tangent.add_(more);  // a tangent once set can only be changed in place
+    } else {
+      sums._set_fw_grad(more, /*level=*/0, /*is_inplace_op=*/true);
+    }
   }
+}
+
+void accumulate_and_count_versions(at::Tensor& sums, at::Tensor& counts, const at::Tensor& values,
+                                   const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
+                                   const OptionalTensor& mask, int64_t ignore_index, std::string_view cp_layout,
+                                   int64_t cp_size, int64_t cp_rank) {
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    segment_scatter_accumulate_(sums, counts, values, cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size,
+                                cp_rank);
+  }
+  torch::autograd::increment_version(sums);
+  torch::autograd::increment_version(counts);
 }
 
 at::Tensor gather_autograd(const at::Tensor& source, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
@@ -216,5 +235,5 @@ TORCH_LIBRARY_IMPL(segscatter, Autograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(segscatter, ADInplaceOrView, m) {
-  m.impl("segment_scatter_accumulate_", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
+  m.impl("segment_scatter_accumulate_", segscatter::accumulate_and_count_versions);
 }

@@ -6,11 +6,13 @@ Importing this module is cheap and starts nothing, so collators in dataloader wo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
 import numbers
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -137,7 +139,9 @@ class ChannelRegistry:
         if self._table is None:
             ids[:count] = torch.tensor([self._resolve(name) for name in names], dtype=torch.int32)
             return ids
-        unresolved, unseen = self._table.encode(names, ids.data_ptr(), self._none_slot, self._unseen_slot)
+        unresolved, unseen = self._table.encode(
+            names, ids.data_ptr(), self._none_slot, self._unseen_slot, self._int_prefix
+        )
         self._unseen += unseen
         if unresolved:
             slots = [self._resolve(names[i]) for i in unresolved]
@@ -147,9 +151,10 @@ class ChannelRegistry:
     @property
     def names(self) -> tuple[str, ...]:
         """The name of every slot; no two are the same (a growing registry writes the second of "1" and 1 "1 (int)")."""
-        if len(self._names) != len(self._keys):
-            self._names = display_names(self._keys, self._none)
-        return self._names
+        names = self._names
+        if len(names) != len(self._keys):
+            names = self._names = display_names(self.keys, self._none)
+        return names
 
     @property
     def num_groups(self) -> int:
@@ -237,10 +242,12 @@ class ChannelRegistry:
             seen[text] = name
 
     def _build_lookup(self) -> None:
+        self._lock = threading.Lock()
         self._slots: dict[ChannelKey, int] = {}
         self._texts: set[str] = set()
         self._names: tuple[str, ...] = ()
         self._table = _C.NameTable() if _C is not None else None
+        self._int_prefix = b"\xff" if self._grow else b""  # a byte that no string has in UTF-8
         self._none_slot = -1
         self._unseen_slot = -1  # a growing registry has none: names that the table lacks come back unresolved
 
@@ -250,6 +257,13 @@ class ChannelRegistry:
         return ("str", self._none if name is None else str(name))
 
     def _append(self, key: ChannelKey) -> int:
+        """The slot of a key that was not found a moment ago; another thread may have been faster."""
+        with self._lock:
+            if key not in self._slots:
+                self._add_slot(key)
+            return self._slots[key]
+
+    def _add_slot(self, key: ChannelKey) -> None:
         slot = len(self._keys)
         kind, text = key
         if text in self._texts and not self._warned:
@@ -257,13 +271,15 @@ class ChannelRegistry:
             warnings.warn(
                 f"channels of different types are written alike, as {text!r}; they are kept apart, and shown with "
                 f"their type",
-                stacklevel=4,
+                stacklevel=5,
             )
         self._texts.add(text)
-        self._slots[key] = slot
         self._keys.append(key)
-        if kind == "str" and self._table is not None:
-            self._table.insert(text, slot)
+        self._slots[key] = slot
+        if kind in ("str", "int") and self._table is not None:
+            prefix = self._int_prefix if kind == "int" else b""
+            with contextlib.suppress(UnicodeEncodeError):  # lone surrogates: left to _resolve
+                self._table.insert(prefix + text.encode(), slot)
         if self._grow:
             if key == name_key(None):
                 self._none_slot = slot
@@ -271,7 +287,6 @@ class ChannelRegistry:
             self._none_slot = slot
         elif text == self._other:
             self._unseen_slot = slot
-        return slot
 
     def _resolve(self, name: object) -> int:
         key = self._key(name)

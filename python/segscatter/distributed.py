@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -46,14 +47,14 @@ def communication_device(group: dist.ProcessGroup, device: torch.device) -> torc
 class SharedVocabulary:
     """The channels of a tracker in an order that all ranks of its group share.
 
-    With a fixed registry that is the registry's own order, which the ranks check once. A growing registry keeps its
+    With a fixed registry that is the registry's own order, which a group checks once. A growing registry keeps its
     local slots, so that ids encoded earlier stay valid, and :meth:`index` maps them to the shared ones.
     """
 
     def __init__(self, registry: ChannelRegistry, num_values: int) -> None:
         self._registry = registry
         self._num_values = num_values
-        self._checked = False
+        self._checked: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # groups with our fixed vocabulary
         self._keys: list[ChannelKey] = []
         self._local_size = 0  # how much of the registry self._keys covers
         self._names: tuple[str, ...] = ()
@@ -76,25 +77,25 @@ class SharedVocabulary:
     def agree(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         """Brings the shared slots up to date.
 
-        Collective: one all_reduce of a few integers (with a fixed registry: only until it has succeeded once), and one
-        all_gather of the names when that shows a difference.
+        Collective: one all_reduce of a few integers (with a fixed registry: only until it has succeeded once in this
+        group), and one all_gather of the names when that shows a difference.
 
         group: None for this process alone. device: where the group can communicate.
 
         Raises ValueError, the same on every rank, when fixed vocabularies differ, fixed meets growing, or the trackers
         do not have the same number of value rows.
         """
-        if self._checked and not self._registry.grow:
+        local = self._registry.keys  # a snapshot: other threads may be encoding
+        if len(local) != self._local_size or self._header is None:
+            self._local_size = len(local)
+            self._adopt([*self._keys, *_missing(local, self._keys)])
+        if group is None or (not self._registry.grow and group in self._checked):
             return
-        if len(self._registry) != self._local_size:
-            self._adopt([*self._keys, *_missing(self._registry.keys, self._keys)])
-        if group is not None:
-            self._compare(group, device)
-            self._checked = True
+        self._compare(group, device)
+        self._checked.add(group)
 
     def _adopt(self, keys: list[ChannelKey]) -> None:
         self._keys = keys
-        self._local_size = len(self._registry)
         self._names = display_names(keys, self._registry.none)
         self._index = None
         names = json.dumps(keys).encode()
@@ -102,8 +103,6 @@ class SharedVocabulary:
         self._header = ([self._registry.grow, self._num_values, len(keys), len(names), *_words(digest)], names)
 
     def _compare(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        if self._header is None:
-            self._adopt([])
         header, names = self._header
         low, high = min_max(header, group, device)
         if low == high:

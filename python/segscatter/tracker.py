@@ -116,7 +116,8 @@ class ChannelLossTracker:
 
         mask, ids and cu_seqlens may be on the host: they are copied without blocking.
 
-        To capture this in a CUDA graph, have everything on the device and warm up in the same mode first.
+        To capture this in a CUDA graph, use a fixed registry, have everything on the device and warm up in the same
+        mode first; the sums then stay where they are.
 
         Raises ValueError for shapes or devices that do not fit and more ids than segments, TypeError for wrong types.
         """
@@ -137,7 +138,7 @@ class ChannelLossTracker:
                 raise TypeError(f"mask must be a Tensor or None, but is a {type(mask).__name__}")
             if mask.numel() != num_tokens:
                 raise ValueError(f"mask must have one element a token, but has {mask.numel()} for {num_tokens} tokens")
-            mask = _to_device(mask.detach().reshape(-1), device, "mask")
+            mask = _to_device(_flat(mask), device, "mask")
         target = self._accumulator(self._step if self._in_step else self._totals, mode)
         ops.segment_scatter_accumulate_(
             target.sums,
@@ -176,7 +177,7 @@ class ChannelLossTracker:
         """Sums, counts and means of the channels over all ranks since the last ``reduce`` of this mode.
 
         Collective: every rank of the group calls it with the same mode, whether it saw data or not. One all_reduce and
-        one device-to-host copy; then the sums start anew. The first call also checks that the ranks have one
+        one device-to-host copy; then the sums start anew. The first call in a group also checks that its ranks have one
         vocabulary. A growing registry compares them every time (one small all_reduce, read by the host), and exchanges
         the names when some are new.
 
@@ -211,16 +212,19 @@ class ChannelLossTracker:
 
     def reset(self, mode: str | None = None) -> None:
         """Forgets the sums of a mode, or of all modes and an open step."""
-        if mode is None:
-            self._totals, self._step, self._in_step = {}, {}, False
-        else:
+        if mode is not None:
             _check_mode(mode)
-            self._totals.pop(mode, None)
+        elif self._in_step:
+            self.discard_step()
+        for name, accumulator in self._totals.items():
+            if mode in (None, name):
+                accumulator.zero_()  # in place: CUDA graphs may hold its address
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's sums and counts (copies, on the tracker's device) with the vocabulary they belong to.
 
-        What an open step holds is left out. It is made of tensors, strings, numbers, lists and dicts, which
+        Every rank's state is its own: load what a rank saved on one rank only, or its tokens count twice. What an open
+        step holds is left out. The state is made of tensors, strings, numbers, lists and dicts, which
         ``torch.load(weights_only=True)`` reads.
         """
         size = self._registry.num_groups
@@ -293,7 +297,7 @@ class ChannelLossTracker:
             return self._registry.encode(names, length=num_segments)
         if ids.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"ids must be int32 or int64, but are {ids.dtype}")
-        ids = ids.detach().reshape(-1)
+        ids = _flat(ids)
         _check_ids(ids.numel(), num_segments)
         if ids.numel() == num_segments:
             return ids
@@ -396,10 +400,14 @@ def _offsets(cu_seqlens: Tensor | Sequence[int]) -> Tensor:
         cu_seqlens = torch.tensor(cu_seqlens, dtype=torch.int64)
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, but are {cu_seqlens.dtype}")
-    cu_seqlens = cu_seqlens.detach().reshape(-1)
+    cu_seqlens = _flat(cu_seqlens)
     if cu_seqlens.numel() == 0:
         raise ValueError("cu_seqlens must have at least one element (number of segments + 1), but is empty")
     return cu_seqlens
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
 def _to_device(tensor: Tensor, device: torch.device, argument: str) -> Tensor:
