@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "../segments.h"
-#include "live_tokens.h"
 
 namespace segscatter::core::detail {
 
@@ -17,6 +16,14 @@ struct Chunk {
 };
 
 constexpr int kLanes = 16;  ///< float64 accumulators per sum; the lane of a token is its position mod 16
+
+/// Which tokens of a chunk are live: bit t % 16 of windows[t / 16]; bits behind the last token are 0. Masks are read
+/// once, whatever the number of rows, and the loops over values know nothing of mask types. Four windows make a block,
+/// so that 64 bits can be written and read at once.
+struct LiveTokens {
+  static constexpr std::uint32_t kBlock = 64;  ///< tokens
+  std::uint16_t* windows;                      ///< [4 * blocks]
+};
 
 /// The groups that occur in one chunk, in order of first appearance.
 struct ChunkGroups {

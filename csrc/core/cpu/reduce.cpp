@@ -15,7 +15,8 @@ namespace {
 
 using namespace detail;
 
-/// A table entry is 136 bytes for every worker and up to 8 * (K + 2) bytes for every chunk. Kernels hold entries in 16 bits.
+/// A table entry is 136 bytes for every worker and up to 8 * (K + 2) bytes for every chunk. Kernels hold entries in 16
+/// bits.
 constexpr std::int64_t kMaxTableEntries = 4096;
 
 /// Hands out 64-byte aligned arrays from one block of memory, or only adds up their sizes where there is none.
@@ -70,9 +71,10 @@ struct Totals {
 
 /// Every worker's bits of the chunk that it works on.
 LiveTokens* take_live_tokens(Arena& arena, const Sizes& sizes) {
+  const std::int64_t blocks = (sizes.chunks.size + LiveTokens::kBlock - 1) / LiveTokens::kBlock;
   LiveTokens* live = arena.take<LiveTokens>(sizes.workers);
   for (int i = 0; i < sizes.workers; ++i) {
-    std::uint16_t* windows = arena.take<std::uint16_t>(LiveTokens::windows_for(sizes.chunks.size));
+    std::uint16_t* windows = arena.take<std::uint16_t>(4 * blocks);
     if (live) live[i] = {windows};
   }
   return live;
