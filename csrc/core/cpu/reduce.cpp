@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reduction on the CPU: chunks in parallel, then their results in chunk order.
 //
-// Two ways. By table: the groups that occur in a chunk have an entry each; chunks hand their entries to the combine step.
-// By document, for identity groups and where a table of groups would be large: every document gets its own sum, written
-// by the one chunk that holds it whole, or put together from the pieces that chunks found; documents are then added to
-// their groups in order.
+// Two ways. By table: the groups that occur in a chunk have an entry each; chunks hand their entries to the combine
+// step. By document, for identity groups and where a table of groups would be large: every document gets its own sum,
+// written by the one chunk that holds it whole, or put together from the pieces that chunks found; documents are then
+// added to their groups in order.
 #include <cstring>
 
 #include "chunks.h"
@@ -15,7 +15,8 @@ namespace {
 
 using namespace detail;
 
-/// A table entry is 128 bytes for every worker and up to 8 * (K + 2) bytes for every chunk.
+/// A table entry is 136 bytes for every worker and up to 8 * (K + 2) bytes for every chunk. Kernels hold entries in 16
+/// bits.
 constexpr std::int64_t kMaxTableEntries = 4096;
 
 /// Hands out 64-byte aligned arrays from one block of memory, or only adds up their sizes where there is none.
@@ -68,12 +69,25 @@ struct Totals {
   }
 };
 
+/// Every worker's bits of the chunk that it works on.
+LiveTokens* take_live_tokens(Arena& arena, const Sizes& sizes) {
+  const std::int64_t blocks = (sizes.chunks.size + LiveTokens::kBlock - 1) / LiveTokens::kBlock;
+  LiveTokens* live = arena.take<LiveTokens>(sizes.workers);
+  for (int i = 0; i < sizes.workers; ++i) {
+    std::uint16_t* windows = arena.take<std::uint16_t>(4 * blocks);
+    if (live) live[i] = {windows};
+  }
+  return live;
+}
+
 struct TableWorkspace {
   Totals totals;
+  LiveTokens* live;       // [workers]
   ChunkGroups* groups;    // [chunks]
   GroupScratch* scratch;  // [workers]
 
-  TableWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes) : totals(arena, args) {
+  TableWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes)
+      : totals(arena, args), live(take_live_tokens(arena, sizes)) {
     groups = arena.take<ChunkGroups>(sizes.chunks.count);
     scratch = arena.take<GroupScratch>(sizes.workers);
     const std::int64_t capacity = sizes.table_entries;
@@ -83,20 +97,22 @@ struct TableWorkspace {
       if (groups) groups[i] = chunk;
     }
     for (int i = 0; i < sizes.workers; ++i) {
-      const GroupScratch worker{arena.take<double>(capacity * kLanes),
+      const GroupScratch worker{arena.take<double>((capacity + 1) * kLanes), arena.take<std::int64_t>(capacity + 1),
                                 arena.take<std::int32_t>(args.segments.num_groups)};
       if (scratch) scratch[i] = worker;
     }
   }
 };
 
-void reduce_by_table(const ReduceArgs& args, const Sizes& sizes, TableWorkspace workspace, ReduceGroups kernel,
+void reduce_by_table(const ReduceArgs& args, const Sizes& sizes, TableWorkspace workspace, const Kernels& kernels,
                      const Executor& executor) {
   for (int i = 0; i < sizes.workers; ++i) {
     std::fill_n(workspace.scratch[i].entries, args.segments.num_groups, -1);
   }
   for_each_chunk(executor, sizes.workers, sizes.chunks.count, [&](int worker, std::int64_t i) {
-    kernel(args, sizes.chunks[i], workspace.scratch[worker], workspace.groups[i]);
+    const LiveTokens& live = workspace.live[worker];
+    kernels.find_live(args.mask, sizes.chunks[i], live);
+    kernels.reduce_groups(args, sizes.chunks[i], live, workspace.scratch[worker], workspace.groups[i]);
   });
   workspace.totals.clear(args);
   for (std::int64_t i = 0; i < sizes.chunks.count; ++i) {
@@ -146,12 +162,13 @@ void combine_pieces(const ChunkPieces* pieces, std::int64_t num_chunks, std::int
 }
 
 struct DocumentWorkspace {
+  LiveTokens* live;        // [workers]
   ChunkPieces* pieces;     // [chunks]
   double* sums = nullptr;  // [num_rows, num_segments], where documents are to be added to groups
   std::int64_t* counts = nullptr;
   double* totals = nullptr;
 
-  DocumentWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes) {
+  DocumentWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes) : live(take_live_tokens(arena, sizes)) {
     pieces = arena.take<ChunkPieces>(sizes.chunks.count);
     for (std::int64_t i = 0; i < sizes.chunks.count; ++i) {
       double* piece_sums = arena.take<double>(args.num_rows * ChunkPieces::kCapacity);
@@ -187,14 +204,17 @@ void scatter_documents(const ReduceArgs& args, const DocumentWorkspace& workspac
 }
 
 void reduce_by_document(const ReduceArgs& args, const Sizes& sizes, const DocumentWorkspace& workspace,
-                        ReduceSegments kernel, const Executor& executor) {
+                        const Kernels& kernels, const Executor& executor) {
   const bool identity = args.segments.group_ids.data == nullptr;
   const std::int64_t num_segments = args.segments.num_segments;
   const SegmentSums out = identity ? SegmentSums{args.sums, args.sum_type, args.counts, args.accumulate}
                                    : SegmentSums{workspace.sums, FloatType::kFloat64, workspace.counts, false};
   if (!out.accumulate) clear(out, args.num_rows, identity ? args.segments.num_groups : num_segments);
-  for_each_chunk(executor, sizes.workers, sizes.chunks.count,
-                 [&](int, std::int64_t i) { kernel(args, sizes.chunks[i], out, workspace.pieces[i]); });
+  for_each_chunk(executor, sizes.workers, sizes.chunks.count, [&](int worker, std::int64_t i) {
+    const LiveTokens& live = workspace.live[worker];
+    kernels.find_live(args.mask, sizes.chunks[i], live);
+    kernels.reduce_segments(args, sizes.chunks[i], live, out, workspace.pieces[i]);
+  });
   combine_pieces(workspace.pieces, sizes.chunks.count, args.num_rows, num_segments, out);
   if (!identity) scatter_documents(args, workspace, sizes.workers, executor);
 }
@@ -211,7 +231,9 @@ Kernels find_kernels(FloatType value, MaskType mask, CpuCapability capability) {
   return reduce_kernels_default(value, mask);
 }
 
-Status invalid(const char* message) { return {Status::Code::kInvalidArgument, message}; }
+Status invalid(const char* message) {
+  return {Status::Code::kInvalidArgument, message};
+}
 
 Status check(const ReduceArgs& args) {
   const Segments& segments = args.segments;
@@ -256,9 +278,9 @@ Status reduce_cpu(const ReduceArgs& args, void* workspace, std::size_t workspace
   const Sizes sizes(args, executor);
   Arena arena(workspace);
   if (sizes.by_document) {
-    reduce_by_document(simplified, sizes, DocumentWorkspace(arena, args, sizes), kernels.reduce_segments, executor);
+    reduce_by_document(simplified, sizes, DocumentWorkspace(arena, args, sizes), kernels, executor);
   } else {
-    reduce_by_table(simplified, sizes, TableWorkspace(arena, args, sizes), kernels.reduce_groups, executor);
+    reduce_by_table(simplified, sizes, TableWorkspace(arena, args, sizes), kernels, executor);
   }
   return {};
 }
