@@ -29,12 +29,14 @@ class CMakeBuild(build_ext):
             import torch
         except ImportError as error:
             raise SystemExit(
-                f"segscatter is built against the torch that will load it, and this Python cannot import one ({error}). "
-                f"Install torch first, then run: {INSTALL} "
+                "segscatter is built against the torch that will load it, and this Python cannot import one "
+                f"({error}). Install torch first, then run: {INSTALL} "
                 "(without --no-build-isolation pip builds in an environment that has no torch)"
             ) from None
         if shutil.which("cmake") is None:
-            raise SystemExit(f"segscatter needs CMake 3.22 or newer to build. Run: pip install cmake ninja && {INSTALL}")
+            raise SystemExit(
+                f"segscatter needs CMake 3.22 or newer to build. Run: pip install cmake ninja && {INSTALL}"
+            )
         self.build_with(torch.__version__)
 
     def build_with(self, torch_version: str) -> None:
@@ -43,19 +45,21 @@ class CMakeBuild(build_ext):
         # One tree for each torch and Python, so that switching between them rebuilds nothing.
         tree = ROOT / "build" / f"torch-{torch_version}-{sys.implementation.cache_tag}"
         configure = [
-            "cmake", "-S", str(ROOT), "-B", str(tree), "-DSEGSCATTER_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DSEGSCATTER_CUDA={os.environ.get('SEGSCATTER_CUDA', 'AUTO')}", f"-DCMAKE_INSTALL_PREFIX={package}",
-        ]  # fmt: skip
+            *("cmake", "-S", str(ROOT), "-B", str(tree)),
+            "-DSEGSCATTER_PYTHON=ON",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DSEGSCATTER_CUDA={os.environ.get('SEGSCATTER_CUDA', 'AUTO')}",
+            f"-DCMAKE_INSTALL_PREFIX={package}",
+        ]
         if shutil.which("ninja") and not (tree / "Makefile").exists():
             configure += ["-G", "Ninja"]
         self.call(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")))
         self.call(["cmake", "--build", str(tree), "--parallel", os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)])
-        self.call(["cmake", "--install", str(tree)])
+        self.call(["cmake", "--install", str(tree)], stdout=subprocess.DEVNULL)
 
-    def call(self, command: list[str]) -> None:
-        self.announce(shlex.join(command), level=2)
+    def call(self, command: list[str], **options) -> None:
         try:
-            subprocess.run(command, check=True)
+            subprocess.run(command, check=True, **options)
         except subprocess.CalledProcessError as error:
             raise SystemExit(f"segscatter: building failed at: {shlex.join(command)}") from error
 

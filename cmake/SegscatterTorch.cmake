@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The target segscatter_libtorch: headers and libraries of the torch to build against, and SEGSCATTER_TORCH_VERSION,
-# SEGSCATTER_TORCH_CUDA (the CUDA version of that torch, or empty).
+# The targets segscatter_libtorch and segscatter_libtorch_cuda: headers and libraries of the torch to build against; and
+# SEGSCATTER_TORCH_VERSION, SEGSCATTER_TORCH_CUDA (the CUDA version of that torch, or empty).
 #
 # With a Python that imports torch, that torch is taken and asked for its paths. find_package(Torch) would do, but for a
 # CUDA torch it insists on a CUDA Toolkit even where nothing of ours needs one. Without such a Python, find_package.
@@ -28,6 +28,8 @@ if(DEFINED failed AND NOT failed)
     target_link_libraries(segscatter_libtorch INTERFACE ${SEGSCATTER_TORCH_LIB_DIR}/lib${library}.so)
   endforeach()
   target_compile_definitions(segscatter_libtorch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+  add_library(segscatter_libtorch_cuda INTERFACE)
+  target_link_libraries(segscatter_libtorch_cuda INTERFACE ${SEGSCATTER_TORCH_LIB_DIR}/libc10_cuda.so)
 else()
   find_package(Torch QUIET)
   if(NOT Torch_FOUND)
@@ -39,6 +41,7 @@ else()
   set(SEGSCATTER_TORCH_VERSION ${Torch_VERSION})
   set(SEGSCATTER_TORCH_CUDA ${CUDA_VERSION})
   target_link_libraries(segscatter_libtorch INTERFACE ${TORCH_LIBRARIES})
+  add_library(segscatter_libtorch_cuda INTERFACE)  # TORCH_LIBRARIES has it all
 endif()
 
 if(SEGSCATTER_TORCH_VERSION VERSION_LESS ${SEGSCATTER_TORCH_MINIMUM})

@@ -14,10 +14,11 @@ namespace segscatter {
 using OptionalTensor = std::optional<at::Tensor>;
 using OptionalDtype = std::optional<at::ScalarType>;
 
-using ReduceSignature = std::tuple<at::Tensor, at::Tensor>(
-    const at::Tensor& values, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids, c10::SymInt num_groups,
-    const OptionalTensor& mask, int64_t ignore_index, std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
-    OptionalDtype dtype);
+using ReduceSignature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor& values, const at::Tensor& cu_seqlens,
+                                                           const OptionalTensor& group_ids, c10::SymInt num_groups,
+                                                           const OptionalTensor& mask, int64_t ignore_index,
+                                                           std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
+                                                           OptionalDtype dtype);
 
 using AccumulateSignature = void(at::Tensor& sums, at::Tensor& counts, const at::Tensor& values,
                                  const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,

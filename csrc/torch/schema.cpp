@@ -35,10 +35,11 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> segment_scatter_reduce(
-    const at::Tensor& values, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids, c10::SymInt num_groups,
-    const OptionalTensor& mask, int64_t ignore_index, std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
-    OptionalDtype dtype) {
+std::tuple<at::Tensor, at::Tensor> segment_scatter_reduce(const at::Tensor& values, const at::Tensor& cu_seqlens,
+                                                          const OptionalTensor& group_ids, c10::SymInt num_groups,
+                                                          const OptionalTensor& mask, int64_t ignore_index,
+                                                          std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
+                                                          OptionalDtype dtype) {
   static const auto op = find<ReduceSignature>("segscatter::segment_scatter_reduce");
   return op.call(values, cu_seqlens, group_ids, std::move(num_groups), mask, ignore_index, cp_layout, cp_size, cp_rank,
                  dtype);

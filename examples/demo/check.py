@@ -19,6 +19,7 @@ class DocumentLoop:
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
         self.counts: dict[str, int] = {}
+        self.documents = 0
 
     def update(self, losses: Tensor, row: PackedRow) -> None:
         offsets = row.cu_seqlens.tolist()
@@ -26,6 +27,7 @@ class DocumentLoop:
             live = losses[begin:end][row.loss_mask[begin:end]]
             self.sums[channel] = self.sums.get(channel, 0.0) + live.sum().item()
             self.counts[channel] = self.counts.get(channel, 0) + live.numel()
+        self.documents += len(row.channels)
 
     def largest_difference(self, sums: Mapping[str, float]) -> float:
         """The largest relative difference between ``sums`` and this loop's, over the loop's channels."""

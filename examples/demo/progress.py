@@ -18,13 +18,14 @@ class Progress:
     def show(self, done: int, status: str) -> None:
         elapsed = time.monotonic() - self.start
         left = elapsed / done * (self.total - done)
-        text = f"{done:>{len(str(self.total))}}/{self.total}  {elapsed:3.0f} s, {left:3.0f} s left   {status}"
+        text = f"{done:>{len(str(self.total))}}/{self.total}  {left:3.0f} s left  {status}"
         if self.interactive:
-            columns = shutil.get_terminal_size().columns
-            width = max(0, min(30, columns - len(text) - 5))
+            columns = shutil.get_terminal_size().columns - 1
+            width = max(0, min(30, columns - len(text) - 3))
             bar = "█" * (width * done // self.total)
             end = "\n" if done == self.total else ""
-            print(f"\r[{bar:<{width}}] {text}"[:columns], end=end, flush=True)
+            line = f"[{bar:<{width}}] {text}"[:columns]
+            print(f"\r{line}\x1b[K", end=end, flush=True)  # the escape clears what a longer line left
         elif done == self.total or done - self.printed >= self.total / 10:
             print(text, flush=True)
             self.printed = done

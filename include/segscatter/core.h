@@ -152,4 +152,41 @@ Status reduce_cpu(const ReduceArgs& args, void* workspace, std::size_t workspace
 
 Status gather_cpu(const GatherArgs& args, const Executor& executor = {});
 
+// ---- CUDA ------------------------------------------------------------------------------------------------------------
+
+/// What has to be known of a device to plan launches on it.
+struct CudaDevice {
+  int compute_capability = 0;         ///< 10 * major + minor
+  int multiprocessors = 0;
+  int shared_memory_per_block = 0;    ///< in bytes, what a kernel may ask for
+  int max_cluster_blocks = 1;         ///< 1 without thread block clusters; 8, or 16 where the device can place them
+};
+
+/// The ways of the reduction on a device; plan.h describes them.
+enum class ReducePath : std::uint8_t { kAutomatic, kOneLaunch, kTwoLaunches, kDocuments };
+
+/// Overrides of what the plan would choose, for tests and measurements. The sums' last bits depend on the path and on the
+/// cluster's size, and on nothing else of the device.
+struct LaunchChoice {
+  ReducePath path = ReducePath::kAutomatic;
+  int cluster_blocks = 0;             ///< of kOneLaunch: 1, 2, 4, 8 or 16; 0: the plan chooses
+};
+
+/// Describes the current device, and prepares the kernels for it (limits on shared memory and cluster size): call it once
+/// per device and process, before the first of the calls below, and keep the result. kUnsupportedDevice where this build
+/// has no code for the device.
+Status query_cuda_device(CudaDevice& device);
+
+/// Bytes of scratch memory on the device (256-byte aligned, contents undefined) that reduce_cuda needs; may be 0.
+std::size_t reduce_cuda_workspace(const ReduceArgs& args, const CudaDevice& device, const LaunchChoice& choice = {});
+
+/// Enqueues the reduction: one or two kernels, no copies, fills or synchronisation, so it can be captured into a graph.
+/// `args` may go when the call returns, the arrays and the workspace only when the stream has got there.
+/// The message of kCudaError names the kernel; it stays valid until the calling thread's next failure.
+Status reduce_cuda(const ReduceArgs& args, const CudaDevice& device, const LaunchChoice& choice, void* workspace,
+                   std::size_t workspace_bytes, CUstream_st* stream);
+
+/// Enqueues the adjoint: one kernel.
+Status gather_cuda(const GatherArgs& args, const CudaDevice& device, CUstream_st* stream);
+
 }  // namespace segscatter::core

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operators on CUDA: the current stream of the tensors' device, one workspace from the caching allocator (which makes
+// calls safe on several streams and in captured graphs), no synchronisation.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstdlib>
+#include <mutex>
+#include <string_view>
+
+#include "core_arguments.h"
+
+namespace segscatter {
+namespace {
+
+/// The current device, described once per process.
+const core::CudaDevice& current_device() {
+  struct Entry {
+    std::once_flag once;
+    core::CudaDevice device;
+  };
+  static std::array<Entry, C10_COMPILE_TIME_MAX_GPUS> entries;
+  Entry& entry = entries.at(static_cast<std::size_t>(c10::cuda::current_device()));
+  std::call_once(entry.once, [&] {
+    const core::Status status = core::query_cuda_device(entry.device);
+    TORCH_CHECK(status.code != core::Status::Code::kUnsupportedDevice,
+                "segscatter has no CUDA kernels for this GPU: it was built for compute capabilities "
+                SEGSCATTER_CUDA_ARCHITECTURES ". Rebuild it for this one: TORCH_CUDA_ARCH_LIST=<major.minor> pip "
+                "install --no-build-isolation --force-reinstall --no-deps segscatter (", status.message, ")");
+    check_status(status);
+  });
+  return entry.device;
+}
+
+/// SEGSCATTER_CUDA_PATH forces a path of the reduction, for measurements and tests: one_launch, two_launches or documents.
+const core::LaunchChoice& launch_choice() {
+  static const core::LaunchChoice choice = [] {
+    using Path = core::ReducePath;
+    const char* variable = std::getenv("SEGSCATTER_CUDA_PATH");
+    const std::string_view path = variable != nullptr ? variable : "";
+    if (path == "one_launch") return core::LaunchChoice{Path::kOneLaunch, 0};
+    if (path == "two_launches") return core::LaunchChoice{Path::kTwoLaunches, 0};
+    if (path == "documents") return core::LaunchChoice{Path::kDocuments, 0};
+    TORCH_CHECK_VALUE(path.empty(), "SEGSCATTER_CUDA_PATH must be one_launch, two_launches or documents, but is ", path);
+    return core::LaunchChoice{};
+  }();
+  return choice;
+}
+
+void run(const CoreReduce& call, const at::TensorOptions& options) {
+  const core::CudaDevice& device = current_device();
+  const std::size_t bytes = core::reduce_cuda_workspace(call.args, device, launch_choice());
+  const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
+  check_status(core::reduce_cuda(call.args, device, launch_choice(), workspace.mutable_data_ptr(), bytes,
+                                 c10::cuda::getCurrentCUDAStream()));
+}
+
+std::tuple<at::Tensor, at::Tensor> reduce_cuda(const at::Tensor& values, const at::Tensor& cu_seqlens,
+                                               const OptionalTensor& group_ids, int64_t num_groups,
+                                               const OptionalTensor& mask, int64_t ignore_index,
+                                               std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
+                                               OptionalDtype dtype) {
+  const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
+  const at::ScalarType sum_type = check_reduce(values, grouping, num_groups, dtype);
+  const c10::cuda::CUDAGuard guard(values.device());
+  validate_if_asked(grouping, num_groups, values.size(-1));
+  auto [sums, counts] = empty_sums(values, num_groups, sum_type);
+  run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/false), values.options());
+  return {std::move(sums), std::move(counts)};
+}
+
+void accumulate_cuda(at::Tensor& sums, at::Tensor& counts, const at::Tensor& values, const at::Tensor& cu_seqlens,
+                     const OptionalTensor& group_ids, const OptionalTensor& mask, int64_t ignore_index,
+                     std::string_view cp_layout, int64_t cp_size, int64_t cp_rank) {
+  const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
+  check_accumulate(sums, counts, values, grouping);
+  const c10::cuda::CUDAGuard guard(values.device());
+  validate_if_asked(grouping, sums.size(-1), values.size(-1));
+  run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/true), values.options());
+}
+
+at::Tensor gather_cuda(const at::Tensor& source, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
+                       int64_t num_tokens, const OptionalTensor& mask, int64_t ignore_index,
+                       std::string_view cp_layout, int64_t cp_size, int64_t cp_rank, OptionalDtype dtype) {
+  const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
+  const at::ScalarType out_type = check_gather(source, grouping, num_tokens, dtype);
+  const c10::cuda::CUDAGuard guard(source.device());
+  validate_if_asked(grouping, source.size(-1), num_tokens);
+  at::Tensor out = empty_rows(source, num_tokens, out_type);
+  const CoreGather call(source, grouping, out);
+  check_status(core::gather_cuda(call.args, current_device(), c10::cuda::getCurrentCUDAStream()));
+  return out;
+}
+
+}  // namespace
+}  // namespace segscatter
+
+TORCH_LIBRARY_IMPL(segscatter, CUDA, m) {
+  m.impl("segment_scatter_reduce", segscatter::reduce_cuda);
+  m.impl("segment_scatter_accumulate_", segscatter::accumulate_cuda);
+  m.impl("segment_gather", segscatter::gather_cuda);
+}
