@@ -388,7 +388,7 @@ void gather_chunk(const GatherArgs& args, const Chunk& chunk) {
           if constexpr (std::is_same_v<M, NoMask>) {
             out[t] = bits;
           } else {
-            out[t] = mask[t] != ignore ? bits : Bits{0};
+            out[t] = bits & static_cast<Bits>(-static_cast<Bits>(mask[t] != ignore));  // no branch: masks are random
           }
         }
         written = end;
