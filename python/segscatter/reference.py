@@ -16,6 +16,7 @@ from .ops import ContextParallel
 __all__ = [
     "baseline_document_loop",
     "baseline_repeat_interleave",
+    "live_tokens",
     "local_offsets",
     "segment_gather",
     "segment_scatter_accumulate_",
@@ -38,8 +39,21 @@ def local_offsets(cu_seqlens: Tensor, num_tokens: int, cp: ContextParallel | Non
         return window(cp.rank * num_tokens, num_tokens)
     if cp.layout == "per_sequence":
         half = num_tokens // 2
-        return window(cp.rank * half, half) + window((2 * cp.size - 1 - cp.rank) * half, half)
+        return window(cp.rank * half, half) + window((2 * cp.size - 1 - cp.rank) * half, num_tokens - half)
     return window(0, num_tokens)
+
+
+def live_tokens(mask: Tensor, ignore_index: int = 0) -> Tensor:
+    """``[T]`` bool: ``mask[t] != ignore_index``, compared as numbers (torch compares in the type of ``mask``)."""
+    mask = mask.reshape(-1)
+    if mask.is_floating_point():
+        mask = mask.double()
+        return (
+            mask != ignore_index
+            if int(float(ignore_index)) == ignore_index
+            else torch.ones_like(mask, dtype=torch.bool)
+        )
+    return mask.long() != ignore_index
 
 
 def token_groups(
@@ -60,7 +74,7 @@ def token_groups(
     position = torch.arange(num_tokens, device=offsets.device)
     groups = ids[torch.searchsorted(offsets, position, right=True)]
     if mask is not None:
-        groups = torch.where(mask.reshape(-1) != ignore_index, groups, num_groups)
+        groups = torch.where(live_tokens(mask, ignore_index), groups, num_groups)
     return groups
 
 

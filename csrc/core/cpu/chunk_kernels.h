@@ -21,6 +21,7 @@
 #include "documents.h"
 #include "half.h"
 #include "kernels.h"
+#include "segment_sums.h"
 
 namespace segscatter::core::detail {
 namespace {  // included by files compiled for different instruction sets, which must not share functions
@@ -317,8 +318,8 @@ void reduce_segments(const ReduceArgs& args, const Chunk& chunk, const LiveToken
         const bool whole =
             (begin > 0 || bound(segment) >= chunk.begin) && (end < chunk.size || bound(segment + 1) <= chunk_end);
         if (whole) {
-          out.add(row * args.segments.num_segments + segment, piece.sum);
-          if (row == 0) out.add_count(segment, piece.count);
+          add_sum(out, row * args.segments.num_segments + segment, piece.sum);
+          if (row == 0) add_count(out, segment, piece.count);
         } else if (pieces.size < ChunkPieces::kCapacity) {  // more only where offsets are not sorted
           pieces.segments[pieces.size] = segment;
           pieces.counts[pieces.size] = piece.count;
@@ -416,39 +417,27 @@ auto with_mask_type(MaskType type, Use use) {
   return use(NoMask{});
 }
 
-template <class Isa>
-FindLive find_live_of(MaskType mask) {
-  return with_mask_type(mask, [](auto m) -> FindLive { return find_live<Isa, decltype(m)>; });
+template <class Isa, class V, class Bits>
+Kernels kernels_of(MaskType mask) {
+  return with_mask_type(mask, [](auto m) {
+    using M = decltype(m);
+    return Kernels{find_live<Isa, M>, reduce_groups<Isa, V>, reduce_segments<Isa, V>, gather_chunk<Bits, M>};
+  });
 }
 
 template <class Isa>
-Kernels reduce_kernels_of(FloatType value, MaskType mask) {
-  const FindLive live = find_live_of<Isa>(mask);
-  switch (value) {
+Kernels kernels_of(FloatType type, MaskType mask) {
+  switch (type) {
     case FloatType::kFloat16:
-      return {live, reduce_groups<Isa, Float16>, reduce_segments<Isa, Float16>};
+      return kernels_of<Isa, Float16, std::uint16_t>(mask);
     case FloatType::kBFloat16:
-      return {live, reduce_groups<Isa, BFloat16>, reduce_segments<Isa, BFloat16>};
+      return kernels_of<Isa, BFloat16, std::uint16_t>(mask);
     case FloatType::kFloat32:
-      return {live, reduce_groups<Isa, float>, reduce_segments<Isa, float>};
+      return kernels_of<Isa, float, std::uint32_t>(mask);
     case FloatType::kFloat64:
       break;
   }
-  return {live, reduce_groups<Isa, double>, reduce_segments<Isa, double>};
-}
-
-inline GatherChunk gather_kernel_of(FloatType out, MaskType mask) {
-  return with_mask_type(mask, [out](auto m) -> GatherChunk {
-    using M = decltype(m);
-    switch (size_of(out)) {
-      case 2:
-        return gather_chunk<std::uint16_t, M>;
-      case 4:
-        return gather_chunk<std::uint32_t, M>;
-      default:
-        return gather_chunk<std::uint64_t, M>;
-    }
-  });
+  return kernels_of<Isa, double, std::uint64_t>(mask);
 }
 
 }  // namespace

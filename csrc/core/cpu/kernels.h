@@ -48,19 +48,6 @@ struct SegmentSums {
   FloatType sum_type;
   std::int64_t* counts;  ///< [num_segments]
   bool accumulate;
-
-  void add(std::int64_t index, double sum) const {
-    if (sum_type == FloatType::kFloat64) {
-      double& out = static_cast<double*>(sums)[index];
-      out = accumulate ? out + sum : sum;
-    } else {
-      float& out = static_cast<float*>(sums)[index];
-      out = static_cast<float>(accumulate ? static_cast<double>(out) + sum : sum);
-    }
-  }
-  void add_count(std::int64_t index, std::int64_t count) const {
-    counts[index] = accumulate ? counts[index] + count : count;
-  }
 };
 
 /// At most one document of sorted offsets enters a chunk from before, and one leaves it.
@@ -81,15 +68,16 @@ struct Kernels {
   FindLive find_live;
   ReduceGroups reduce_groups;
   ReduceSegments reduce_segments;
+  GatherChunk gather;
 };
 
-// `mask` is a simplified one (segments.h). Null where the build has no such kernels.
-#define SEGSCATTER_DECLARE_KERNELS(isa)                         \
-  Kernels reduce_kernels_##isa(FloatType value, MaskType mask); \
-  GatherChunk gather_kernel_##isa(FloatType out, MaskType mask)
-SEGSCATTER_DECLARE_KERNELS(default);
-SEGSCATTER_DECLARE_KERNELS(avx2);
-SEGSCATTER_DECLARE_KERNELS(avx512);
-#undef SEGSCATTER_DECLARE_KERNELS
+/// Kernels for values (or, of `gather`, results) of a type and a simplified mask (segments.h). All null where the build
+/// has none for the instruction set.
+Kernels find_kernels(FloatType type, MaskType mask, CpuCapability capability);
+
+// What find_kernels() chooses from.
+Kernels kernels_default(FloatType type, MaskType mask);
+Kernels kernels_avx2(FloatType type, MaskType mask);
+Kernels kernels_avx512(FloatType type, MaskType mask);
 
 }  // namespace segscatter::core::detail

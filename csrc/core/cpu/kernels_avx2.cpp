@@ -78,22 +78,16 @@ struct Avx2 {
 
 }  // namespace
 
-Kernels reduce_kernels_avx2(FloatType value, MaskType mask) {
-  return reduce_kernels_of<Avx2>(value, mask);
-}
-GatherChunk gather_kernel_avx2(FloatType out, MaskType mask) {
-  return gather_kernel_of(out, mask);
+Kernels kernels_avx2(FloatType type, MaskType mask) {
+  return kernels_of<Avx2>(type, mask);
 }
 
 }  // namespace segscatter::core::detail
 
 #else
 namespace segscatter::core::detail {
-Kernels reduce_kernels_avx2(FloatType, MaskType) {
+Kernels kernels_avx2(FloatType, MaskType) {
   return {};
-}
-GatherChunk gather_kernel_avx2(FloatType, MaskType) {
-  return nullptr;
 }
 }  // namespace segscatter::core::detail
 #endif

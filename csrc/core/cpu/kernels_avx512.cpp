@@ -65,22 +65,16 @@ struct Avx512 {
 
 }  // namespace
 
-Kernels reduce_kernels_avx512(FloatType value, MaskType mask) {
-  return reduce_kernels_of<Avx512>(value, mask);
-}
-GatherChunk gather_kernel_avx512(FloatType out, MaskType mask) {
-  return gather_kernel_of(out, mask);
+Kernels kernels_avx512(FloatType type, MaskType mask) {
+  return kernels_of<Avx512>(type, mask);
 }
 
 }  // namespace segscatter::core::detail
 
 #else
 namespace segscatter::core::detail {
-Kernels reduce_kernels_avx512(FloatType, MaskType) {
+Kernels kernels_avx512(FloatType, MaskType) {
   return {};
-}
-GatherChunk gather_kernel_avx512(FloatType, MaskType) {
-  return nullptr;
 }
 }  // namespace segscatter::core::detail
 #endif

@@ -31,11 +31,8 @@ struct Default {
 
 }  // namespace
 
-Kernels reduce_kernels_default(FloatType value, MaskType mask) {
-  return reduce_kernels_of<Default>(value, mask);
-}
-GatherChunk gather_kernel_default(FloatType out, MaskType mask) {
-  return gather_kernel_of(out, mask);
+Kernels kernels_default(FloatType type, MaskType mask) {
+  return kernels_of<Default>(type, mask);
 }
 
 }  // namespace segscatter::core::detail

@@ -8,7 +8,9 @@
 #include <cstring>
 
 #include "chunks.h"
+#include "documents.h"
 #include "kernels.h"
+#include "segment_sums.h"
 
 namespace segscatter::core {
 namespace {
@@ -18,6 +20,9 @@ using namespace detail;
 /// A table entry is 136 bytes for every worker and up to 8 * (K + 2) bytes for every chunk. Kernels hold entries in 16
 /// bits.
 constexpr std::int64_t kMaxTableEntries = 4096;
+
+/// To find a group's entry takes 4 bytes for every worker and group.
+constexpr std::int64_t kMaxTableGroups = 65536;
 
 /// Hands out 64-byte aligned arrays from one block of memory, or only adds up their sizes where there is none.
 class Arena {
@@ -46,7 +51,8 @@ struct Sizes {
       : chunks(args.num_tokens),
         workers(workers_for(executor, chunks.count)),
         table_entries(std::min(args.segments.num_groups, args.segments.num_segments)),
-        by_document(args.segments.group_ids.data == nullptr || table_entries > kMaxTableEntries) {}
+        by_document(args.segments.group_ids.data == nullptr || table_entries > kMaxTableEntries ||
+                    args.segments.num_groups > kMaxTableGroups) {}
 };
 
 /// Totals of the groups in float64, where the result is not float64 itself or is added to.
@@ -64,8 +70,8 @@ struct Totals {
   }
   void write(const ReduceArgs& args) const {
     const SegmentSums out{args.sums, args.sum_type, args.counts, args.accumulate};
-    for (std::int64_t i = 0; i < args.num_rows * args.segments.num_groups; ++i) out.add(i, sums[i]);
-    for (std::int64_t g = 0; g < args.segments.num_groups; ++g) out.add_count(g, counts[g]);
+    for (std::int64_t i = 0; i < args.num_rows * args.segments.num_groups; ++i) add_sum(out, i, sums[i]);
+    for (std::int64_t g = 0; g < args.segments.num_groups; ++g) add_count(out, g, counts[g]);
   }
 };
 
@@ -142,8 +148,8 @@ void combine_pieces(const ChunkPieces* pieces, std::int64_t num_chunks, std::int
     double sum = 0.0;
     const auto finish = [&] {
       if (segment < 0) return;
-      out.add(row * num_segments + segment, sum);
-      if (row == 0) out.add_count(segment, count);
+      add_sum(out, row * num_segments + segment, sum);
+      if (row == 0) add_count(out, segment, count);
     };
     for (std::int64_t i = 0; i < num_chunks; ++i) {
       for (std::int32_t k = 0; k < pieces[i].size; ++k) {
@@ -198,7 +204,7 @@ void scatter_documents(const ReduceArgs& args, const DocumentWorkspace& workspac
         totals[group] += workspace.sums[row * num_segments + d];
         if (row == 0) args.counts[group] += workspace.counts[d];
       }
-      for (std::int64_t group = begin; group < end; ++group) out.add(row * num_groups + group, totals[group]);
+      for (std::int64_t group = begin; group < end; ++group) add_sum(out, row * num_groups + group, totals[group]);
     }
   });
 }
@@ -219,16 +225,22 @@ void reduce_by_document(const ReduceArgs& args, const Sizes& sizes, const Docume
   if (!identity) scatter_documents(args, workspace, sizes.workers, executor);
 }
 
-Kernels find_kernels(FloatType value, MaskType mask, CpuCapability capability) {
-  switch (capability) {
-    case CpuCapability::kAvx512:
-      return reduce_kernels_avx512(value, mask);
-    case CpuCapability::kAvx2:
-      return reduce_kernels_avx2(value, mask);
-    case CpuCapability::kDefault:
-      break;
+/// What is left to do without value rows. Rare, so no work for several threads.
+void count(const ReduceArgs& args, const Sizes& sizes, const LiveTokens& live, FindLive find_live) {
+  if (!args.accumulate) std::fill_n(args.counts, args.segments.num_groups, std::int64_t{0});
+  for (std::int64_t i = 0; i < sizes.chunks.count; ++i) {
+    find_live(args.mask, sizes.chunks[i], live);
+    DocumentBlock documents(args.segments, sizes.chunks[i]);
+    while (documents.advance()) {
+      for (int d = 0; d < documents.count(); ++d) {
+        const std::int64_t group = documents.group(d);
+        if (group < 0) continue;
+        for (std::int32_t t = documents.begin(d); t < documents.end(d); ++t) {
+          args.counts[group] += live.windows[t / kLanes] >> t % kLanes & 1;
+        }
+      }
+    }
   }
-  return reduce_kernels_default(value, mask);
 }
 
 Status invalid(const char* message) {
@@ -255,7 +267,9 @@ Status check(const ReduceArgs& args) {
 std::size_t reduce_cpu_workspace(const ReduceArgs& args, const Executor& executor) {
   const Sizes sizes(args, executor);
   Arena arena(nullptr);
-  if (sizes.by_document) {
+  if (args.num_rows == 0) {
+    take_live_tokens(arena, sizes);
+  } else if (sizes.by_document) {
     DocumentWorkspace(arena, args, sizes);
   } else {
     TableWorkspace(arena, args, sizes);
@@ -277,7 +291,9 @@ Status reduce_cpu(const ReduceArgs& args, void* workspace, std::size_t workspace
   }
   const Sizes sizes(args, executor);
   Arena arena(workspace);
-  if (sizes.by_document) {
+  if (args.num_rows == 0) {
+    count(simplified, sizes, *take_live_tokens(arena, sizes), kernels.find_live);
+  } else if (sizes.by_document) {
     reduce_by_document(simplified, sizes, DocumentWorkspace(arena, args, sizes), kernels, executor);
   } else {
     reduce_by_table(simplified, sizes, TableWorkspace(arena, args, sizes), kernels, executor);
