@@ -60,7 +60,7 @@ class ChannelLossTracker:
         if not isinstance(registry, ChannelRegistry):
             raise TypeError(f"registry must be a ChannelRegistry, but is a {type(registry).__name__}")
         if not isinstance(num_values, int) or num_values < 1:
-            raise ValueError(f"num_values must be an integer of at least 1, but is {num_values!r}")
+            raise ValueError(f"num_values must be at least 1, an integer, but is {num_values!r}")
         self._registry = registry
         self._device = None if device is None else torch.device(device)
         self._group = group
@@ -193,7 +193,7 @@ class ChannelLossTracker:
         where = device if group is None else communication_device(group, device)
         self._vocabulary.agree(group, where)
         unseen = self._registry.unseen
-        payload = self._payload(mode, unseen - self._unseen_reported).to(where)
+        payload = self._payload(mode, max(unseen - self._unseen_reported, 0)).to(where)  # a copied registry starts anew
         if group is not None:
             dist.all_reduce(payload, group=group)
         *values, total_unseen = payload.tolist()
@@ -254,9 +254,6 @@ class ChannelLossTracker:
             index = _to_device(torch.tensor(slots, dtype=torch.int64, device="cpu"), accumulator.sums.device, "slots")
             accumulator.sums.index_copy_(-1, index, saved["sums"].to(accumulator.sums))
             accumulator.counts.index_copy_(0, index, saved["counts"].to(accumulator.counts))
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a ChannelLossTracker belongs to its process and cannot be copied or pickled; use state_dict()")
 
     def _values(self, losses: Tensor | Sequence[Tensor]) -> tuple[Tensor, int]:
         """``[T]`` or ``[K, T]`` detached losses, and the number of rows that the T tokens came in."""

@@ -45,7 +45,7 @@ def test_other_torch(package: Path) -> None:
     rewrite_build_info(package, torch="2.8.0")
     error = import_from(package)
     assert (
-        f"segscatter was built against torch 2.8.0, but this is torch {torch.__version__}. Rebuild it: in segscatter's source"
+        f"built against torch 2.8.0, but this is torch {torch.__version__}. Rebuild it: in segscatter's source tree"
         in error
     )
 

@@ -527,5 +527,13 @@ def test_default_device_and_copies() -> None:
         tracker.update(losses, None, ["a", "b"], cu_seqlens=[0, 1, 3], mode="train")
         tracker.load_state_dict(tracker.state_dict())
         assert tracker.reduce("train")["b"].count == 2
-    with pytest.raises(TypeError, match="use state_dict"):
-        copy.deepcopy(tracker)
+
+
+def test_a_copy_does_not_count_unseen_names_again() -> None:
+    registry = ChannelRegistry(["a"])
+    registry.encode(["x", "y"])
+    twin = copy.deepcopy(ChannelLossTracker(registry))
+    twin.update(torch.ones(2), None, ["a"], mode="train")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert twin.reduce("train")["a"].count == 2
