@@ -32,9 +32,9 @@ struct DocumentSums {
   int code = kNoLabel;
   bool carried = false;  ///< the carry has been written
 
-  SEGSCATTER_DEVICE DocumentSums(const ReduceParams& p, int row, unsigned chunk) : lane(thread_index() % kLanes) {
+  SEGSCATTER_DEVICE DocumentSums(const ReduceParams& p, int row, unsigned chunk) : lane(lane_index()) {
     const std::int64_t warps = static_cast<std::int64_t>(p.chunks) * kDocumentWarps;
-    const std::int64_t warp = static_cast<std::int64_t>(chunk) * kDocumentWarps + thread_index() / kLanes;
+    const std::int64_t warp = static_cast<std::int64_t>(chunk) * kDocumentWarps + warp_index();
     carry = static_cast<Sum*>(p.carry_sums) + row * warps + warp;
     pieces = static_cast<Sum*>(p.piece_sums) + row * p.walk.segments.num_segments;
     carry_count = row == 0 ? p.carry_counts + warp : nullptr;
@@ -192,7 +192,7 @@ struct DocumentTotal {
 /// this together, because they share the work on long documents.
 template <class Sum>
 SEGSCATTER_DEVICE DocumentTotal<Sum> document_total(const ReduceParams& p, int row, std::int64_t document) {
-  const int lane = thread_index() % kLanes;
+  const int lane = lane_index();
   const std::int64_t warps = static_cast<std::int64_t>(p.chunks) * kDocumentWarps;
   const Sum* carries = static_cast<const Sum*>(p.carry_sums) + row * warps;
   DocumentTotal<Sum> total;
@@ -261,8 +261,8 @@ SEGSCATTER_KERNEL(kGroupRangeThreads, 1)
 combine_documents_by_group(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   constexpr int kWarps = kGroupRangeThreads / kLanes;
   constexpr int kBatches = 4;  // of 32 ids, loaded together
-  const int warp = thread_index() / kLanes;
-  const int lane = thread_index() % kLanes;
+  const int warp = warp_index();
+  const int lane = lane_index();
   const RowAndChunk at = split_index(block_index(), p.num_rows);
   const std::int64_t first_group = static_cast<std::int64_t>(at.chunk) * kGroupRange;
   const int num_groups = static_cast<int>(minimum<std::int64_t>(p.walk.segments.num_groups - first_group, kGroupRange));

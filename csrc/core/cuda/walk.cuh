@@ -249,8 +249,8 @@ template <int kThreads, int kRowsAhead, class Value, class MaskWord, class Sink>
 SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, bool aligned, std::int64_t chunk,
                                   Sink& sink) {
   constexpr int kStep = kRowsAhead * kRowTokens;
-  const int warp = thread_index() / kLanes;
-  const int lane = keep(thread_index() % kLanes);
+  const int warp = warp_index();
+  const int lane = keep(lane_index());
   const std::int64_t chunk_begin = chunk * (kThreads / kLanes * p.warp_tokens);
   const int begin = keep(warp * p.warp_tokens);
   const int end = keep(static_cast<int>(minimum<std::int64_t>(begin + p.warp_tokens, p.num_tokens - chunk_begin)));
@@ -260,6 +260,8 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
   const Value* values = row_values + (chunk_begin + begin + lane * kLaneTokens);
   const MaskWord* mask = static_cast<const MaskWord*>(p.mask) + (chunk_begin + begin + lane * kLaneTokens);
   Tokens<Value, MaskWord> ahead[kRowsAhead];  // asked for before anything else, and then a step ahead of use
+  SEGSCATTER_UNROLL
+  for (int j = 0; j < kRowsAhead; ++j) ahead[j].mask = {};
   bool ready = begin + kStep - kRowTokens <= last_vector_row;
   SEGSCATTER_UNROLL
   for (int j = 0; j < kRowsAhead; ++j) {
@@ -307,6 +309,7 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
       }
       for (const int stop = minimum(next, end); row < stop; row += kRowTokens) {
         Tokens<Value, MaskWord> now;
+        now.mask = {};
         LiveFlags live;
         const int lane_tokens = end - row - lane * kLaneTokens;
         const bool vector = row <= last_vector_row;
