@@ -169,7 +169,7 @@ reduce_documents(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   const Value* values = row_values<Value>(p, at.row);
   DocumentSums<Value> sink(p, at.row, at.chunk);
   walk_chunk<kDocumentPolicy.threads, kDocumentPolicy.rows_ahead, Value, MaskWord>(
-      p.walk, values, allows_vectors<Value, MaskWord>(values, p.walk.mask), at.chunk, sink);
+      p.walk, values, allows_vectors<Value, MaskWord>(p.walk, values), at.chunk, sink);
 
   if (at.row != 0) return;
   bool unsorted = false;
@@ -277,18 +277,20 @@ combine_documents_by_group(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
 
   const std::int64_t share = (num_documents + kWarps - 1) / kWarps;
   const std::int64_t end = minimum<std::int64_t>((warp + 1) * share, num_documents);
+  const auto group_in_range = [&](std::int64_t document) {  // negative: not this block's
+    const std::int64_t id = document < end ? load_group(p.walk, document) : -1;
+    return id >= first_group && id < first_group + num_groups ? static_cast<int>(id - first_group) : -1;
+  };
   for (std::int64_t begin = warp * share; begin < end; begin += kBatches * kLanes) {
-    int groups[kBatches];  // within the range; negative: not this block's
+    bool any = false;
     SEGSCATTER_UNROLL
+    for (int b = 0; b < kBatches; ++b) any |= group_in_range(begin + b * kLanes + lane) >= 0;
+    if (!warp_any(any)) continue;
     for (int b = 0; b < kBatches; ++b) {
       const std::int64_t document = begin + b * kLanes + lane;
-      const std::int64_t id = document < end ? detail::load_index(p.walk.segments.group_ids, document) : -1;
-      groups[b] = id >= first_group && id < first_group + num_groups ? static_cast<int>(id - first_group) : -1;
-    }
-    for (int b = 0; b < kBatches; ++b) {
-      const int group = groups[b];
+      const int group = group_in_range(document);
       if (!warp_any(group >= 0)) continue;
-      DocumentTotal<Sum> total = document_total<Sum>(p, at.row, group >= 0 ? begin + b * kLanes + lane : -1);
+      DocumentTotal<Sum> total = document_total<Sum>(p, at.row, group >= 0 ? document : -1);
       if (add_over_equal(group >= 0, group + 1, lane, total.sum, total.count)) {
         sums[warp * kGroupRange + group].add(total.sum);
         counts[warp * kGroupRange + group] += total.count;

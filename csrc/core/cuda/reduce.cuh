@@ -8,7 +8,7 @@ namespace segscatter::core::cuda {
 
 struct ReduceParams {
   WalkParams walk;
-  const void* values = nullptr;  ///< null where num_rows is 0: only counts are wanted
+  const void* values = nullptr;
   std::int64_t row_stride = 0;
   int num_rows = 0;  ///< K; the grid serves max(K, 1) rows
   bool accumulate = false;
@@ -43,13 +43,13 @@ SEGSCATTER_DEVICE const Value* row_values(const ReduceParams& p, int row) {
   return static_cast<const Value*>(p.values) + row * p.row_stride;
 }
 
-/// Whether rows of values and mask allow 16-byte loads.
+/// Whether rows of values (or outputs) and mask allow 16-byte accesses.
 template <class Value, class MaskWord>
-SEGSCATTER_DEVICE bool allows_vectors(const Value* values, const void* mask) {
+SEGSCATTER_DEVICE bool allows_vectors(const WalkParams& p, const Value* row) {
   constexpr std::uintptr_t kMaskPiece = alignof(typename Octet<MaskWord>::Piece);
   const auto offset =
-      (reinterpret_cast<std::uintptr_t>(values) & 15) | (reinterpret_cast<std::uintptr_t>(mask) & (kMaskPiece - 1));
-  return values != nullptr && offset == 0;
+      (reinterpret_cast<std::uintptr_t>(row) & 15) | (reinterpret_cast<std::uintptr_t>(p.mask) & (kMaskPiece - 1));
+  return offset == 0 && p.has_values;
 }
 
 /// Writes the result of row `row` and group `group`.
@@ -109,7 +109,8 @@ struct GroupSums {
     struct alignas(16) Zeros {
       std::uint32_t word[4];
     };
-    for (int i = 0; i < entry_bytes; i += kLanes * 16) *reinterpret_cast<Zeros*>(entries + lane * 16 + i) = Zeros{};
+    auto* at = reinterpret_cast<Zeros*>(entries) + lane;
+    for (int i = 0; i < entry_bytes; i += kLanes * 16, at += kLanes) *at = Zeros{};
   }
 
   SEGSCATTER_DEVICE void begin(int new_code) { code = new_code; }
@@ -254,8 +255,8 @@ SEGSCATTER_DEVICE void reduce_chunk(const ReduceParams& p, int row, std::int64_t
                                     Give give) {
   const Value* values = row_values<Value>(p, row);
   GroupSums<kPrivate, Value> sink(p.walk);
-  walk_chunk<kThreads, kRowsAhead, Value, MaskWord>(p.walk, values,
-                                                    allows_vectors<Value, MaskWord>(values, p.walk.mask), chunk, sink);
+  walk_chunk<kThreads, kRowsAhead, Value, MaskWord>(p.walk, values, allows_vectors<Value, MaskWord>(p.walk, values),
+                                                    chunk, sink);
   block_barrier();
   before_give();
   if constexpr (kPrivate) {
