@@ -60,10 +60,12 @@ class Mutant:
     original: str
     changed: str
     is_barrier: bool
+    occurrence: int  # the same change of the same text may be possible at several places of a file
 
     def key(self) -> str:
         """What survivors.txt calls it: independent of line numbers."""
-        return f"{self.file}: {squeeze(self.original)}  =>  {squeeze(self.changed)}"
+        which = f" (#{self.occurrence})" if self.occurrence > 1 else ""
+        return f"{self.file}: {squeeze(self.original)}  =>  {squeeze(self.changed)}{which}"
 
 
 def squeeze(text: str) -> str:
@@ -173,7 +175,9 @@ def mutate(root: pathlib.Path) -> list[Mutant]:
 
     def add(file: str, text: str, at: int, original: str, changed: str, is_barrier: bool = False) -> int:
         number = len(mutants) + 1
-        mutants.append(Mutant(number, file, text.count("\n", 0, at) + 1, original, changed, is_barrier))
+        alike = [m for m in mutants if (m.file, m.original, m.changed) == (file, original, changed)]
+        line = text.count("\n", 0, at) + 1
+        mutants.append(Mutant(number, file, line, original, changed, is_barrier, len(alike) + 1))
         return number
 
     for path in sorted((root / KERNELS).glob("*.cuh")):
