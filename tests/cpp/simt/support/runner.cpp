@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+
 #include "csrc/core/cuda/kernels.cuh"
 #include "csrc/core/cuda/params.cuh"
 #include "csrc/core/segments.h"
@@ -105,6 +107,13 @@ simt::Launch on_shim(const KernelLaunch& launch, void (*kernel)(Params), const P
           static_cast<std::size_t>(launch.shared_bytes),
           launch.dependent};
 }
+
+class LaunchReport : public ::testing::Environment {
+  void TearDown() override {
+    std::printf("%llu kernel launches were simulated\n", static_cast<unsigned long long>(simt::launches_run()));
+  }
+};
+[[maybe_unused]] const auto* const report = ::testing::AddGlobalTestEnvironment(new LaunchReport);
 
 }  // namespace
 
