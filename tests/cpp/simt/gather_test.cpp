@@ -122,7 +122,7 @@ Problem random_problem(Rng& rng, std::int64_t max_tokens, Documents kind) {
 }
 
 TEST(Gather, RandomProblems) {
-  for (int round = 0; round < rounds(300, 12); ++round) {
+  for (int round = 0; round < rounds(250, 24); ++round) {
     Rng rng(round);
     const auto kind = static_cast<Documents>(round % kDocumentKinds);
     const Problem p = random_problem(rng, 4000, kind);
@@ -134,7 +134,7 @@ TEST(Gather, RandomProblems) {
 
 // All documents of up to 5 tokens and 2 documents, each with a mask of its own.
 TEST(Gather, AllSmallProblems) {
-  const int stride = std::max(1, 100 / effort());
+  const int stride = std::max(1, 100 / std::min(effort(), 100));
   int number = 0;
   for (std::int64_t tokens = 0; tokens <= 5; ++tokens) {
     for (std::int64_t a = 0; a <= tokens; ++a) {

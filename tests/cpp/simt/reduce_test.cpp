@@ -34,6 +34,7 @@ constexpr Way kWays[] = {
     {"cluster of 8", {ReducePath::kOneLaunch, 8}}, {"two launches", {ReducePath::kTwoLaunches, 0}},
     {"documents", {ReducePath::kDocuments, 0}},
 };
+constexpr int kWayCount = 5;
 
 bool possible(const Problem& problem, const How& how) {
   return core::plan_reduce(sizes_of(problem), how.device, how.choice).status.ok();
@@ -62,12 +63,17 @@ void check(const Problem& problem, How how, int schedules) {
   }
 }
 
-void check_all_ways(const Problem& problem, std::uint64_t schedule, int schedules = 2, CudaDevice device = hopper()) {
-  for (const Way& way : kWays) {
-    const How how{device, way.choice, schedule};
+// With little effort to spend, one way after another instead of all.
+void check_all_ways(const Problem& problem, std::uint64_t schedule, int schedules = 2) {
+  static int calls = 0;
+  ++calls;
+  for (int i = 0; i < kWayCount; ++i) {
+    if (effort() < 5 && calls % kWayCount != i) continue;
+    const Way& way = kWays[i];
+    const How how{hopper(), way.choice, schedule};
     if (!possible(problem, how)) continue;
     SCOPED_TRACE(std::string(way.name) + ", schedule " + std::to_string(schedule) + ", " + problem.describe());
-    check(problem, how, schedules);
+    check(problem, how, effort() < 5 ? 1 : schedules);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -97,7 +103,7 @@ Problem random_problem(Rng& rng, std::int64_t max_tokens) {
   }
   if (uniform(rng, 0, 4) == 0) {
     p.identity = true;
-    p.num_groups = p.num_segments();
+    p.num_groups = std::max<std::int64_t>(0, p.num_segments() + choose<std::int64_t>(rng, {0, 0, -2, 3}));
   } else {
     p.ids = make_ids(rng, static_cast<Ids>(uniform(rng, 0, kIdKinds - 1)), p.num_segments(), p.num_groups);
   }
@@ -121,7 +127,7 @@ Problem simple_problem(Rng& rng, std::int64_t num_tokens, std::vector<std::int64
 }
 
 TEST(Reduce, RandomProblems) {
-  for (int round = 0; round < rounds(600, 12); ++round) {
+  for (int round = 0; round < rounds(350, 12); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     Rng rng(round);
     check_all_ways(random_problem(rng, 3000), round, 2);
@@ -140,14 +146,14 @@ TEST(Reduce, RandomLongProblems) {
 
 // Every problem of up to 6 tokens and 3 documents: all offsets, all masks, groups drawn from up to 3 and "none".
 TEST(Reduce, AllSmallProblems) {
-  const int stride = std::max(1, 100 / effort());
+  const int stride = effort() < 5 ? 1000 : 100 / std::min(effort(), 100);
   std::uint64_t number = 0;
   for (std::int64_t tokens = 0; tokens <= 6; ++tokens) {
     for (int segments = 0; segments <= 3; ++segments) {
       std::vector<std::int64_t> offsets(segments + 1, 0);
       for (;;) {
         for (unsigned live = 0; live < 1u << tokens; ++live, ++number) {
-          if (number % (stride * (stride > 50 ? 25 : 1)) != 0) continue;
+          if (number % stride != 0) continue;
           Rng rng(number);
           Problem p;
           p.num_tokens = tokens;
@@ -163,7 +169,7 @@ TEST(Reduce, AllSmallProblems) {
             p.values[t] = 0;
             std::memcpy(&p.values[t], &value, sizeof(value));
           }
-          const Way& way = kWays[number % 5];
+          const Way& way = kWays[number / stride % kWayCount];
           SCOPED_TRACE(std::string(way.name) + ", live " + std::to_string(live) + ", " + p.describe());
           check(p, How{hopper(), way.choice, number}, 1);
           if (HasFatalFailure()) return;
@@ -196,7 +202,7 @@ TEST(Reduce, Edges) {
     if (edge > 40 * kRow) continue;
     for (const std::int64_t start : {edge - 1, edge, edge + 1}) {
       for (const std::int64_t tokens : {edge - 1, edge, edge + 1, edge + kRow, 40 * kRow}) {
-        if (++round % std::max(1, 100 / effort()) != 0) continue;
+        if (++round % (effort() < 5 ? 50 : effort() < 50 ? 8 : 2) != 0) continue;
         if (start > tokens) continue;
         Rng rng(round);
         check_all_ways(simple_problem(rng, tokens, {0, start, tokens}, 3), round, 1);
@@ -209,11 +215,13 @@ TEST(Reduce, Edges) {
 // More documents than a window of 32 boundaries, than a search by a warp alone, than the pivots of a block.
 TEST(Reduce, NumbersOfDocuments) {
   for (const int documents : {30, 31, 32, 33, 62, 63, 64, 65, 1022, 1023, 1024, 1025, 2047, 2048, 33000}) {
-    if (documents > 3000 && effort() < 10) continue;
+    if (documents > 3000 && effort() < 5) continue;
     Rng rng(documents);
     const std::int64_t tokens = 6000;
-    std::vector<std::int64_t> offsets{0};
-    for (int d = 1; d < documents; ++d) offsets.push_back(uniform(rng, 0, tokens));
+    std::vector<std::int64_t> offsets;
+    const std::int64_t first = documents % 2 ? 700 : 0;  // with or without tokens before the first document
+    for (int d = 0; d < documents; ++d) offsets.push_back(uniform(rng, first, tokens));
+    if (first == 0) offsets[0] = 0;
     offsets.push_back(tokens);
     std::sort(offsets.begin(), offsets.end());
     check_all_ways(simple_problem(rng, tokens, offsets, 8), documents, 1);
@@ -242,6 +250,7 @@ TEST(Reduce, NoTokensNoDocumentsNoGroups) {
       for (const std::int64_t groups : {0, 1, 40}) {
         for (const std::int64_t rows : {0, 1, 2}) {
           for (const bool accumulate : {false, true}) {
+            if (effort() < 5 && tokens + segments + groups + rows > 5) continue;
             Problem p;
             p.num_tokens = tokens;
             p.num_groups = groups;
@@ -305,7 +314,7 @@ TEST(Reduce, Cancellation) {
 
 // Offsets and ids that mean nothing: any result, but in bounds, in finite time, and always the same one.
 TEST(Reduce, Garbage) {
-  for (int round = 0; round < rounds(150, 6); ++round) {
+  for (int round = 0; round < rounds(80, 8); ++round) {
     SCOPED_TRACE("round " + std::to_string(round));
     Rng rng(round);
     Problem p = random_problem(rng, 4000);
@@ -348,7 +357,7 @@ TEST(Reduce, ContextParallel) {
       for (std::int64_t d = 0; d < p.num_segments(); ++d) whole[p.ids[d]] += p.offsets[d + 1] - p.offsets[d];
       for (p.rank = 0; p.rank < ranks; ++p.rank) {
         fill_tokens(rng, p, 1);
-        const Way& way = kWays[uniform(rng, 0, 4)];
+        const Way& way = kWays[uniform(rng, 0, kWayCount - 1)];
         SCOPED_TRACE(std::string(way.name) + ", " + p.describe());
         const ReduceResult result = run_reduce(p, {hopper(), way.choice, static_cast<std::uint64_t>(round)});
         expect_right(p, result, expected_sums(p));
@@ -385,7 +394,7 @@ TEST(Reduce, ContractExample) {
 
 // Groups by the thousand, and one per document.
 TEST(Reduce, ManyGroups) {
-  for (int round = 0; round < rounds(24, 2); ++round) {
+  for (int round = 0; round < rounds(30, 6); ++round) {
     Rng rng(round);
     const std::int64_t tokens = uniform(rng, 0, 6000);
     const auto kind = choose(rng, {Documents::kRandom, Documents::kShort, Documents::kSingle, Documents::kEmpties,
@@ -408,6 +417,44 @@ TEST(Reduce, ManyGroups) {
       check(p, {hopper(), choice, static_cast<std::uint64_t>(round)}, 2);
       if (HasFatalFailure()) return;
     }
+  }
+}
+
+// Sums by document: documents that span more runs of tokens than a warp has lanes.
+TEST(Reduce, LongDocuments) {
+  for (int round = 0; round < rounds(4, 1); ++round) {
+    Rng rng(round);
+    Problem p = simple_problem(rng, 42000, {0, 3, 20000, 20001, 20600, 41990}, 3);
+    p.ids = {0, 2, 0, 0, 1};
+    p.identity = round % 2 != 0;
+    if (p.identity) p.ids.clear(), p.num_groups = p.num_segments();
+    SCOPED_TRACE(p.describe());
+    check(p, {hopper(), {ReducePath::kDocuments, 0}, static_cast<std::uint64_t>(round + 1)}, 1);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// Many documents of few groups, so that lanes and warps meet the same ones again and again; two value rows, whose
+// blocks must not get in each other's way.
+TEST(Reduce, ManyDocumentsOfFewGroups) {
+  for (int round = 0; round < rounds(8, 1); ++round) {
+    Rng rng(round);
+    const auto kind = round % 2 ? Documents::kShort : Documents::kSingle;
+    Problem p = simple_problem(rng, 2200, make_offsets(rng, kind, 2200), 40);
+    p.num_rows = 2;
+    fill_tokens(rng, p, 0.8);
+    SCOPED_TRACE(p.describe());
+    const auto schedule = static_cast<std::uint64_t>(round + 1);
+    for (const LaunchChoice choice :
+         {LaunchChoice{ReducePath::kOneLaunch, 2}, LaunchChoice{ReducePath::kTwoLaunches, 0},
+          LaunchChoice{ReducePath::kDocuments, 0}}) {
+      check(p, {hopper(), choice, schedule}, 1);
+    }
+    p.ids.clear();
+    p.identity = true;
+    p.num_groups = p.num_segments();
+    check(p, {hopper(), {ReducePath::kDocuments, 0}, schedule}, 1);
+    if (HasFatalFailure()) return;
   }
 }
 
