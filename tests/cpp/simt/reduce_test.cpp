@@ -34,6 +34,7 @@ constexpr Way kWays[] = {
     {"cluster of 8", {ReducePath::kOneLaunch, 8}}, {"two launches", {ReducePath::kTwoLaunches, 0}},
     {"documents", {ReducePath::kDocuments, 0}},
 };
+constexpr int kWayCount = 5;
 
 bool possible(const Problem& problem, const How& how) {
   return core::plan_reduce(sizes_of(problem), how.device, how.choice).status.ok();
@@ -62,12 +63,17 @@ void check(const Problem& problem, How how, int schedules) {
   }
 }
 
-void check_all_ways(const Problem& problem, std::uint64_t schedule, int schedules = 2, CudaDevice device = hopper()) {
-  for (const Way& way : kWays) {
-    const How how{device, way.choice, schedule};
+// With little effort to spend, one way after another instead of all.
+void check_all_ways(const Problem& problem, std::uint64_t schedule, int schedules = 2) {
+  static int calls = 0;
+  ++calls;
+  for (int i = 0; i < kWayCount; ++i) {
+    if (effort() < 5 && calls % kWayCount != i) continue;
+    const Way& way = kWays[i];
+    const How how{hopper(), way.choice, schedule};
     if (!possible(problem, how)) continue;
     SCOPED_TRACE(std::string(way.name) + ", schedule " + std::to_string(schedule) + ", " + problem.describe());
-    check(problem, how, schedules);
+    check(problem, how, effort() < 5 ? 1 : schedules);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
@@ -140,14 +146,14 @@ TEST(Reduce, RandomLongProblems) {
 
 // Every problem of up to 6 tokens and 3 documents: all offsets, all masks, groups drawn from up to 3 and "none".
 TEST(Reduce, AllSmallProblems) {
-  const int stride = std::max(1, 100 / effort());
+  const int stride = effort() < 5 ? 1000 : 100 / std::min(effort(), 100);
   std::uint64_t number = 0;
   for (std::int64_t tokens = 0; tokens <= 6; ++tokens) {
     for (int segments = 0; segments <= 3; ++segments) {
       std::vector<std::int64_t> offsets(segments + 1, 0);
       for (;;) {
         for (unsigned live = 0; live < 1u << tokens; ++live, ++number) {
-          if (number % (stride * (stride > 50 ? 25 : 1)) != 0) continue;
+          if (number % stride != 0) continue;
           Rng rng(number);
           Problem p;
           p.num_tokens = tokens;
@@ -163,7 +169,7 @@ TEST(Reduce, AllSmallProblems) {
             p.values[t] = 0;
             std::memcpy(&p.values[t], &value, sizeof(value));
           }
-          const Way& way = kWays[number % 5];
+          const Way& way = kWays[number / stride % kWayCount];
           SCOPED_TRACE(std::string(way.name) + ", live " + std::to_string(live) + ", " + p.describe());
           check(p, How{hopper(), way.choice, number}, 1);
           if (HasFatalFailure()) return;
@@ -196,7 +202,7 @@ TEST(Reduce, Edges) {
     if (edge > 40 * kRow) continue;
     for (const std::int64_t start : {edge - 1, edge, edge + 1}) {
       for (const std::int64_t tokens : {edge - 1, edge, edge + 1, edge + kRow, 40 * kRow}) {
-        if (++round % std::max(1, 100 / effort()) != 0) continue;
+        if (++round % (effort() < 5 ? 50 : effort() < 50 ? 8 : 2) != 0) continue;
         if (start > tokens) continue;
         Rng rng(round);
         check_all_ways(simple_problem(rng, tokens, {0, start, tokens}, 3), round, 1);
@@ -209,7 +215,7 @@ TEST(Reduce, Edges) {
 // More documents than a window of 32 boundaries, than a search by a warp alone, than the pivots of a block.
 TEST(Reduce, NumbersOfDocuments) {
   for (const int documents : {30, 31, 32, 33, 62, 63, 64, 65, 1022, 1023, 1024, 1025, 2047, 2048, 33000}) {
-    if (documents > 3000 && effort() < 10) continue;
+    if (documents > 3000 && effort() < 5) continue;
     Rng rng(documents);
     const std::int64_t tokens = 6000;
     std::vector<std::int64_t> offsets{0};
@@ -242,6 +248,7 @@ TEST(Reduce, NoTokensNoDocumentsNoGroups) {
       for (const std::int64_t groups : {0, 1, 40}) {
         for (const std::int64_t rows : {0, 1, 2}) {
           for (const bool accumulate : {false, true}) {
+            if (effort() < 5 && tokens + segments + groups + rows > 5) continue;
             Problem p;
             p.num_tokens = tokens;
             p.num_groups = groups;
@@ -348,7 +355,7 @@ TEST(Reduce, ContextParallel) {
       for (std::int64_t d = 0; d < p.num_segments(); ++d) whole[p.ids[d]] += p.offsets[d + 1] - p.offsets[d];
       for (p.rank = 0; p.rank < ranks; ++p.rank) {
         fill_tokens(rng, p, 1);
-        const Way& way = kWays[uniform(rng, 0, 4)];
+        const Way& way = kWays[uniform(rng, 0, kWayCount - 1)];
         SCOPED_TRACE(std::string(way.name) + ", " + p.describe());
         const ReduceResult result = run_reduce(p, {hopper(), way.choice, static_cast<std::uint64_t>(round)});
         expect_right(p, result, expected_sums(p));
