@@ -96,14 +96,14 @@ def split_top(text: str, separator: str) -> list[str]:
 
 
 def regions(text: str):
-    """Expressions worth changing: (begin, end, what to put in place of the whole one to switch a guard off)."""
+    """Expressions worth changing: (begin, end, what to put in place of a condition to switch it off)."""
     found = []
     for match in re.finditer(r"\b(if|while) \(", text):
         begin = match.end()
         end = closing(text, begin - 1)
         leaves = re.match(r"\)\s*\{?\s*(return|continue|break)\b", text[end:])
         has_else = re.match(r"\)\s*\{[^{}]*\}\s*else", text[end:])
-        off = None if match.group(1) == "while" or has_else else "false" if leaves else "true"
+        off = "" if match.group(1) == "while" or has_else else "false" if leaves else "true"
         found.append((begin, end, off))
     for match in re.finditer(r"\bfor \(", text):
         begin = match.end()
@@ -147,7 +147,7 @@ def operand_bounds(text: str, at: int, length: int) -> tuple[int, int]:
 
 def changes(expression: str, off: str | None):
     """All ways to break one expression."""
-    if off is not None:
+    if off:
         yield off
     for old, new in ((" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > ")):
         for match in re.finditer(re.escape(old), expression):
@@ -202,12 +202,13 @@ def mutate(root: pathlib.Path) -> list[Mutant]:
             if any(begin < edit[1] and edit[0] < end for edit in edits):
                 continue
             expression = code[begin:end]
+            as_bool = "" if off is None else "bool"  # the condition of an if or while may be a pointer or a number
             choice = ""
             for changed in dict.fromkeys(changes(expression, off)):
                 number = add(path.name, text, begin, expression, changed)
-                choice += f"segscatter_mutant == {number} ? ({changed}) : "
+                choice += f"segscatter_mutant == {number} ? {as_bool}({changed}) : "
             if choice:
-                edits.append((begin, end, f"({choice}({expression}))"))
+                edits.append((begin, end, f"({choice}{as_bool}({expression}))"))
         for begin, end, new in sorted(edits, reverse=True):
             text = text[:begin] + new + text[end:]
         path.write_text(text)

@@ -27,9 +27,9 @@ combine_partials(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   if constexpr (kWarps > 1) {
     auto* warp_sums = reinterpret_cast<Sum*>(shared_memory());
     auto* warp_counts = reinterpret_cast<std::int64_t*>(warp_sums + kWarps);
-    if (thread_index() % kLanes == 0) {
-      warp_sums[thread_index() / kLanes] = sum;
-      warp_counts[thread_index() / kLanes] = count;
+    if (lane_index() == 0) {
+      warp_sums[warp_index()] = sum;
+      warp_counts[warp_index()] = count;
     }
     block_barrier();
     if (thread_index() == 0) {

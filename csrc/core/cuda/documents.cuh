@@ -32,9 +32,9 @@ struct DocumentSums {
   int code = kNoLabel;
   bool carried = false;  ///< the carry has been written
 
-  SEGSCATTER_DEVICE DocumentSums(const ReduceParams& p, int row, unsigned chunk) : lane(thread_index() % kLanes) {
+  SEGSCATTER_DEVICE DocumentSums(const ReduceParams& p, int row, unsigned chunk) : lane(lane_index()) {
     const std::int64_t warps = static_cast<std::int64_t>(p.chunks) * kDocumentWarps;
-    const std::int64_t warp = static_cast<std::int64_t>(chunk) * kDocumentWarps + thread_index() / kLanes;
+    const std::int64_t warp = static_cast<std::int64_t>(chunk) * kDocumentWarps + warp_index();
     carry = static_cast<Sum*>(p.carry_sums) + row * warps + warp;
     pieces = static_cast<Sum*>(p.piece_sums) + row * p.walk.segments.num_segments;
     carry_count = row == 0 ? p.carry_counts + warp : nullptr;
@@ -169,7 +169,7 @@ reduce_documents(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   const Value* values = row_values<Value>(p, at.row);
   DocumentSums<Value> sink(p, at.row, at.chunk);
   walk_chunk<kDocumentPolicy.threads, kDocumentPolicy.rows_ahead, Value, MaskWord>(
-      p.walk, values, allows_vectors<Value, MaskWord>(values, p.walk.mask), at.chunk, sink);
+      p.walk, values, allows_vectors<Value, MaskWord>(p.walk, values), at.chunk, sink);
 
   if (at.row != 0) return;
   bool unsorted = false;
@@ -192,7 +192,7 @@ struct DocumentTotal {
 /// this together, because they share the work on long documents.
 template <class Sum>
 SEGSCATTER_DEVICE DocumentTotal<Sum> document_total(const ReduceParams& p, int row, std::int64_t document) {
-  const int lane = thread_index() % kLanes;
+  const int lane = lane_index();
   const std::int64_t warps = static_cast<std::int64_t>(p.chunks) * kDocumentWarps;
   const Sum* carries = static_cast<const Sum*>(p.carry_sums) + row * warps;
   DocumentTotal<Sum> total;
@@ -261,8 +261,8 @@ SEGSCATTER_KERNEL(kGroupRangeThreads, 1)
 combine_documents_by_group(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   constexpr int kWarps = kGroupRangeThreads / kLanes;
   constexpr int kBatches = 4;  // of 32 ids, loaded together
-  const int warp = thread_index() / kLanes;
-  const int lane = thread_index() % kLanes;
+  const int warp = warp_index();
+  const int lane = lane_index();
   const RowAndChunk at = split_index(block_index(), p.num_rows);
   const std::int64_t first_group = static_cast<std::int64_t>(at.chunk) * kGroupRange;
   const int num_groups = static_cast<int>(minimum<std::int64_t>(p.walk.segments.num_groups - first_group, kGroupRange));
@@ -277,18 +277,20 @@ combine_documents_by_group(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
 
   const std::int64_t share = (num_documents + kWarps - 1) / kWarps;
   const std::int64_t end = minimum<std::int64_t>((warp + 1) * share, num_documents);
+  const auto group_in_range = [&](std::int64_t document) {  // negative: not this block's
+    const std::int64_t id = document < end ? load_group(p.walk, document) : -1;
+    return id >= first_group && id < first_group + num_groups ? static_cast<int>(id - first_group) : -1;
+  };
   for (std::int64_t begin = warp * share; begin < end; begin += kBatches * kLanes) {
-    int groups[kBatches];  // within the range; negative: not this block's
+    bool any = false;
     SEGSCATTER_UNROLL
+    for (int b = 0; b < kBatches; ++b) any |= group_in_range(begin + b * kLanes + lane) >= 0;
+    if (!warp_any(any)) continue;
     for (int b = 0; b < kBatches; ++b) {
       const std::int64_t document = begin + b * kLanes + lane;
-      const std::int64_t id = document < end ? detail::load_index(p.walk.segments.group_ids, document) : -1;
-      groups[b] = id >= first_group && id < first_group + num_groups ? static_cast<int>(id - first_group) : -1;
-    }
-    for (int b = 0; b < kBatches; ++b) {
-      const int group = groups[b];
+      const int group = group_in_range(document);
       if (!warp_any(group >= 0)) continue;
-      DocumentTotal<Sum> total = document_total<Sum>(p, at.row, group >= 0 ? begin + b * kLanes + lane : -1);
+      DocumentTotal<Sum> total = document_total<Sum>(p, at.row, group >= 0 ? document : -1);
       if (add_over_equal(group >= 0, group + 1, lane, total.sum, total.count)) {
         sums[warp * kGroupRange + group].add(total.sum);
         counts[warp * kGroupRange + group] += total.count;

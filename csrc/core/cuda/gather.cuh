@@ -121,11 +121,11 @@ gather(const SEGSCATTER_GRID_CONSTANT GatherParams p) {
   const RowAndChunk at = split_index(block_index(), p.num_rows);
   const std::int64_t chunk_begin = static_cast<std::int64_t>(at.chunk) * (kGatherWarps * p.walk.warp_tokens);
   Bits* row_out = static_cast<Bits*>(p.out) + at.row * p.walk.num_tokens;
-  Bits* lane_out = row_out + chunk_begin + thread_index() % kLanes * kLaneTokens;
+  Bits* lane_out = row_out + chunk_begin + lane_index() * kLaneTokens;
   GatherOut<Bits> sink{p, lane_out, 0, kNoLabel, at.row * p.walk.segments.num_groups};
-  const bool aligned = allows_vectors<Bits, MaskWord>(row_out, p.walk.mask);
   walk_chunk<kGatherPolicy.threads, kGatherPolicy.rows_ahead, NoValue, MaskWord>(
-      p.walk, static_cast<const NoValue*>(nullptr), aligned, at.chunk, sink);
+      p.walk, reinterpret_cast<const NoValue*>(row_out), allows_vectors<Bits, MaskWord>(p.walk, row_out), at.chunk,
+      sink);
 }
 
 }  // namespace segscatter::core::cuda

@@ -233,13 +233,6 @@ SEGSCATTER_DEVICE std::uint16_t half_of_float(float value) {
   return bits;
 }
 
-/// bfloat16, rounding to nearest even; NaN stays NaN.
-SEGSCATTER_DEVICE std::uint16_t bfloat16_of_float(float value) {
-  const std::uint32_t bits = bits_of_float(value);
-  if (value != value) return 0x7fff;
-  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
 /// Single instructions for 32-bit integers.
 template <class T>
 SEGSCATTER_DEVICE T minimum(T a, T b) {

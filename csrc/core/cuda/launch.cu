@@ -42,23 +42,6 @@ Status launch(void (*kernel)(Params), const Params& params, const KernelLaunch& 
   return error == cudaSuccess ? Status{} : cuda_error(launch.kernel, error);
 }
 
-const ReduceKernels& reduce_kernels_of(FloatType type, int mask_index) {
-  switch (type) {
-    case FloatType::kFloat16:
-      return reduce_kernels<Float16>(mask_index);
-    case FloatType::kBFloat16:
-      return reduce_kernels<BFloat16>(mask_index);
-    case FloatType::kFloat32:
-      return reduce_kernels<Float32>(mask_index);
-    default:
-      return reduce_kernels<double>(mask_index);
-  }
-}
-
-const CombineKernels& combine_kernels_of(FloatType type) {
-  return type == FloatType::kFloat64 ? combine_kernels<DoubleSum>() : combine_kernels<FloatSum>();
-}
-
 constexpr FloatType kFloatTypes[] = {FloatType::kFloat16, FloatType::kBFloat16, FloatType::kFloat32,
                                      FloatType::kFloat64};
 
@@ -146,25 +129,8 @@ Status reduce_cuda(const ReduceArgs& args, const CudaDevice& device, const Launc
   }
   const Mask mask = detail::simplify(args.mask);
   const ReduceParams params = make_reduce_params(args, mask, plan, workspace);
-  const ReduceKernels& kernels = reduce_kernels_of(args.value_type, mask_index(mask_bytes(mask.type)));
-  const CombineKernels& combine = combine_kernels_of(args.value_type);
   for (int i = 0; i < plan.num_launches; ++i) {
-    const KernelLaunch& next = plan.launches[i];
-    const bool last = i + 1 == plan.num_launches;
-    ReduceKernel kernel = nullptr;
-    switch (plan.path) {
-      case ReducePath::kOneLaunch:
-        kernel = kernels.cluster[plan.private_entries];
-        break;
-      case ReducePath::kTwoLaunches:
-        kernel = last ? combine.partials[next.block == kCombineThreads[1]] : kernels.partials[plan.private_entries];
-        break;
-      default:
-        kernel = !last                          ? kernels.documents
-                 : args.segments.group_ids.data ? combine.documents_by_group
-                                                : combine.documents;
-    }
-    const Status status = launch(kernel, params, next, stream);
+    const Status status = launch(select_kernel(args, mask, plan, i), params, plan.launches[i], stream);
     if (!status.ok()) return status;
   }
   return {};
@@ -177,8 +143,7 @@ Status gather_cuda(const GatherArgs& args, const CudaDevice& device, CUstream_st
   const GatherPlan plan = plan_gather(sizes_of(args), device);
   if (!plan.status.ok() || !plan.num_launches) return plan.status;
   const Mask mask = detail::simplify(args.mask);
-  return launch(gather_kernel(args.out_type, mask_index(mask_bytes(mask.type))), make_gather_params(args, mask, plan),
-                plan.launch, stream);
+  return launch(select_kernel(args, mask), make_gather_params(args, mask, plan), plan.launch, stream);
 }
 
 }  // namespace segscatter::core

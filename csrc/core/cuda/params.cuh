@@ -53,15 +53,19 @@ inline MaskTest make_mask_test(const Mask& mask) {
   return test;
 }
 
-inline WalkParams make_walk_params(const Segments& segments, const Mask& mask, std::int64_t num_tokens,
-                                   int warp_tokens) {
+/// `unread` is any address on the device: it stands where there is no mask.
+inline WalkParams make_walk_params(const Segments& segments, const Mask& mask, std::int64_t num_tokens, int warp_tokens,
+                                   const void* unread) {
   const OffsetMap& map = segments.map;
   WalkParams p;
   p.segments = segments;
   p.mapped =
       map.divisor != 1 || map.windows[0].begin != 0 || map.windows[0].length < num_tokens || map.windows[1].length != 0;
+  p.offset_bytes = segments.offsets.type == IndexType::kInt64 ? 8 : 4;
+  p.id_bytes = !segments.group_ids.data ? 0 : segments.group_ids.type == IndexType::kInt64 ? 8 : 4;
   p.num_tokens = num_tokens;
-  p.mask = mask.type == MaskType::kNone ? nullptr : mask.data;
+  p.has_mask = mask.type != MaskType::kNone;
+  p.mask = p.has_mask ? mask.data : unread;
   p.test = make_mask_test(mask);
   p.warp_tokens = warp_tokens;
   while (segments.num_segments >> p.pivot_shift >= kPivots) ++p.pivot_shift;
@@ -77,9 +81,11 @@ inline ReduceSizes sizes_of(const ReduceArgs& args) {
 inline ReduceParams make_reduce_params(const ReduceArgs& args, const Mask& mask, const ReducePlan& plan,
                                        void* workspace) {
   ReduceParams p;
-  p.walk = make_walk_params(args.segments, mask, args.num_tokens, plan.warp_tokens);
+  const void* unread = args.counts;
+  p.walk = make_walk_params(args.segments, mask, args.num_tokens, plan.warp_tokens, unread);
+  p.walk.has_values = args.num_rows > 0;
   p.walk.shared = plan.shared;
-  p.values = args.num_rows ? args.values : nullptr;
+  p.values = args.num_rows ? args.values : unread;
   p.row_stride = args.row_stride;
   p.num_rows = static_cast<int>(args.num_rows);
   p.accumulate = args.accumulate;
@@ -108,7 +114,7 @@ inline GatherSizes sizes_of(const GatherArgs& args) {
 
 inline GatherParams make_gather_params(const GatherArgs& args, const Mask& mask, const GatherPlan& plan) {
   GatherParams p;
-  p.walk = make_walk_params(args.segments, mask, args.num_tokens, plan.warp_tokens);
+  p.walk = make_walk_params(args.segments, mask, args.num_tokens, plan.warp_tokens, args.out);
   p.source = args.source;
   p.source_type = args.source_type;
   p.out_type = args.out_type;

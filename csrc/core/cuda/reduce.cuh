@@ -8,7 +8,7 @@ namespace segscatter::core::cuda {
 
 struct ReduceParams {
   WalkParams walk;
-  const void* values = nullptr;  ///< null where num_rows is 0: only counts are wanted
+  const void* values = nullptr;
   std::int64_t row_stride = 0;
   int num_rows = 0;  ///< K; the grid serves max(K, 1) rows
   bool accumulate = false;
@@ -43,12 +43,13 @@ SEGSCATTER_DEVICE const Value* row_values(const ReduceParams& p, int row) {
   return static_cast<const Value*>(p.values) + row * p.row_stride;
 }
 
-/// Whether rows of values and mask allow 16-byte loads.
+/// Whether rows of values (or outputs) and mask allow 16-byte accesses.
 template <class Value, class MaskWord>
-SEGSCATTER_DEVICE bool allows_vectors(const Value* values, const void* mask) {
+SEGSCATTER_DEVICE bool allows_vectors(const WalkParams& p, const Value* row) {
   constexpr std::uintptr_t kMaskPiece = alignof(typename Octet<MaskWord>::Piece);
-  return values && reinterpret_cast<std::uintptr_t>(values) % 16 == 0 &&
-         reinterpret_cast<std::uintptr_t>(mask) % kMaskPiece == 0;
+  const auto offset =
+      (reinterpret_cast<std::uintptr_t>(row) & 15) | (reinterpret_cast<std::uintptr_t>(p.mask) & (kMaskPiece - 1));
+  return offset == 0 && p.has_values;
 }
 
 /// Writes the result of row `row` and group `group`.
@@ -91,9 +92,9 @@ struct GroupSums {
   int code = kNoLabel;
 
   SEGSCATTER_DEVICE GroupSums(const WalkParams& p)
-      : entries(shared_memory() + p.shared.entries + thread_index() / kLanes * p.shared.warp_entries),
+      : entries(shared_memory() + p.shared.entries + warp_index() * p.shared.warp_entries),
         entry_bytes(p.shared.warp_entries),
-        lane(thread_index() % kLanes) {
+        lane(lane_index()) {
     const int num_codes = static_cast<int>(p.segments.num_groups) + 1;
     sums = entries + (kPrivate ? lane * 8 : 0) - kSumStride;
     counts = entries + (kPrivate ? kLanes * 8 + lane * 4 : num_codes * 8) - kCountStride;
@@ -108,7 +109,8 @@ struct GroupSums {
     struct alignas(16) Zeros {
       std::uint32_t word[4];
     };
-    for (int i = lane * 16; i < entry_bytes; i += kLanes * 16) *reinterpret_cast<Zeros*>(entries + i) = Zeros{};
+    auto* at = reinterpret_cast<Zeros*>(entries) + lane;
+    for (int i = 0; i < entry_bytes; i += kLanes * 16, at += kLanes) *at = Zeros{};
   }
 
   SEGSCATTER_DEVICE void begin(int new_code) { code = new_code; }
@@ -197,14 +199,14 @@ SEGSCATTER_DEVICE void give_private_sums(const WalkParams& p, Give give) {
     Sum of[2];
   };
   // With 16-byte loads, 8 lanes read one warp's counts of a group, and 16 lanes its sums.
-  const int lane = thread_index() % kLanes;
+  const int lane = lane_index();
   const int stride = p.shared.warp_entries;
   const unsigned char* entries = shared_memory() + p.shared.entries;
   const unsigned char* counts_at = entries + lane / 8 * stride + kLanes * 8 + lane % 8 * 16;
   const unsigned char* sums_at = entries + lane / 16 * stride + lane % 16 * 16;
 
   const int num_groups = static_cast<int>(p.segments.num_groups);
-  for (int group = thread_index() / kLanes; group < num_groups; group += kWarps) {
+  for (int group = warp_index(); group < num_groups; group += kWarps) {
     const int row = (group + kFirstLabel - 1) * kRowBytes;
     std::uint32_t count = 0;
     SEGSCATTER_UNROLL
@@ -253,8 +255,8 @@ SEGSCATTER_DEVICE void reduce_chunk(const ReduceParams& p, int row, std::int64_t
                                     Give give) {
   const Value* values = row_values<Value>(p, row);
   GroupSums<kPrivate, Value> sink(p.walk);
-  walk_chunk<kThreads, kRowsAhead, Value, MaskWord>(p.walk, values,
-                                                    allows_vectors<Value, MaskWord>(values, p.walk.mask), chunk, sink);
+  walk_chunk<kThreads, kRowsAhead, Value, MaskWord>(p.walk, values, allows_vectors<Value, MaskWord>(p.walk, values),
+                                                    chunk, sink);
   block_barrier();
   before_give();
   if constexpr (kPrivate) {

@@ -33,6 +33,13 @@ SEGSCATTER_DEVICE double widen(double value) {
   return value;
 }
 
+/// bfloat16, rounding to nearest even; NaN stays NaN.
+SEGSCATTER_DEVICE std::uint16_t bfloat16_of_float(float value) {
+  const std::uint32_t bits = bits_of_float(value);
+  if (value != value) return 0x7fff;
+  return static_cast<std::uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
 /// A value where bit 7 of byte `i` of `flags` is set, else zero.
 SEGSCATTER_DEVICE float select(std::uint32_t bits, std::uint32_t flags, int i) {
   return float_of_bits(select_bits(bits, flags, i));

@@ -7,6 +7,13 @@
 
 namespace segscatter::core::cuda {
 
+SEGSCATTER_DEVICE int lane_index() {
+  return thread_index() & (kLanes - 1);
+}
+SEGSCATTER_DEVICE int warp_index() {
+  return thread_index() >> 5;
+}
+
 /// Eight consecutive elements, loaded in pieces of 16 bytes or less.
 template <class T>
 struct Octet {
@@ -14,7 +21,7 @@ struct Octet {
   struct alignas(sizeof(T) * kPieceElements) Piece {
     T element[kPieceElements];
   };
-  Piece pieces[8 / kPieceElements] = {};
+  Piece pieces[8 / kPieceElements];
 
   SEGSCATTER_DEVICE T operator[](int i) const { return pieces[i / kPieceElements].element[i % kPieceElements]; }
   SEGSCATTER_DEVICE T& operator[](int i) { return pieces[i / kPieceElements].element[i % kPieceElements]; }
@@ -47,7 +54,7 @@ struct Octet<std::uint8_t> {
   struct alignas(8) Piece {
     std::uint32_t word[2];
   };
-  Piece words = {};
+  Piece words;
 
   SEGSCATTER_DEVICE void load(const std::uint8_t* from) { words = *reinterpret_cast<const Piece*>(from); }
   SEGSCATTER_DEVICE void load(const std::uint8_t* from, int n) {
@@ -120,7 +127,7 @@ struct Octet<NoValue> {
   SEGSCATTER_DEVICE void load(const NoValue*, int) {}
 };
 
-/// A lane's part of a row. Without a mask its elements stay zero, and `ignored` is chosen so that zero is live.
+/// A lane's part of a row. Without a mask `mask` is all zeros, and MaskTest::ignored is chosen so that zero is live.
 template <class Value, class MaskWord>
 struct Tokens {
   Octet<Value> values;

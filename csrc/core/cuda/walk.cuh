@@ -33,9 +33,14 @@ constexpr int kFarAway = 1 << 30;
 /// Dynamic shared memory of a block: kPivots pivots, then start codes of every warp's row, then the sink's own.
 struct WalkParams {
   Segments segments;
-  bool mapped = false;  ///< segments.map is not the identity
+  // What the kernels branch on, as 32-bit numbers, which instructions read straight from the parameters.
+  int offset_bytes = 8;  ///< of one element, 4 or 8
+  int id_bytes = 8;      ///< 4 or 8; 0: segment d is group d
+  int mapped = 0;        ///< segments.map is not the identity
   std::int64_t num_tokens = 0;
-  const void* mask = nullptr;
+  int has_mask = 0;
+  int has_values = 1;          ///< 0: only counts are wanted
+  const void* mask = nullptr;  ///< some address that is not read where there is no mask
   MaskTest test;
   int warp_tokens = 0;  ///< a multiple of kRowTokens
   int pivot_shift = 0;  ///< num_segments >> pivot_shift < kPivots
@@ -43,10 +48,20 @@ struct WalkParams {
   SharedLayout shared;
 };
 
-/// Document boundary `d`, as an offset among the tokens held here. Any number where the offsets are garbage.
+/// Document boundary `d`, as an offset among the tokens held here: not negative, but it may lie past the last of them.
 SEGSCATTER_DEVICE std::int64_t load_offset(const WalkParams& p, std::int64_t d) {
-  const std::int64_t x = detail::load_index(p.segments.offsets, d);
-  return p.mapped ? detail::local_offset(p.segments.map, x) : x;
+  const void* offsets = p.segments.offsets.data;
+  const std::int64_t x =
+      p.offset_bytes == 8 ? static_cast<const std::int64_t*>(offsets)[d] : static_cast<const std::int32_t*>(offsets)[d];
+  return p.mapped ? detail::local_offset(p.segments.map, x) : maximum<std::int64_t>(x, 0);
+}
+
+/// The group of document `d`. Any number where the ids are garbage.
+SEGSCATTER_DEVICE std::int64_t load_group(const WalkParams& p, std::int64_t d) {
+  const void* ids = p.segments.group_ids.data;
+  if (p.id_bytes == 8) return static_cast<const std::int64_t*>(ids)[d];
+  if (p.id_bytes == 4) return static_cast<const std::int32_t*>(ids)[d];
+  return d;
 }
 
 /// A row of a warp.
@@ -123,9 +138,7 @@ struct DocumentWindow {
       : p(params), chunk_begin(begin), lane(warp_lane) {}
 
   SEGSCATTER_DEVICE int place(std::int64_t offset) const {
-    const auto distance = static_cast<std::int64_t>(static_cast<std::uint64_t>(offset) -  // garbage may wrap around
-                                                    static_cast<std::uint64_t>(chunk_begin));
-    return static_cast<int>(minimum<std::int64_t>(maximum<std::int64_t>(distance, -1), kFarAway));
+    return static_cast<int>(minimum<std::int64_t>(maximum<std::int64_t>(offset - chunk_begin, -1), kFarAway));
   }
   SEGSCATTER_DEVICE int boundary(std::int64_t d) const {
     return d <= p.segments.num_segments ? place(load_offset(p, d)) : kFarAway;
@@ -135,8 +148,7 @@ struct DocumentWindow {
     next_label = -1;
     if (d <= p.segments.num_segments) next_offset = load_offset(p, d);
     if (d < p.segments.num_segments) {
-      next_label =
-          kLabel == Label::kDocument || !p.segments.group_ids.data ? d : detail::load_index(p.segments.group_ids, d);
+      next_label = kLabel == Label::kDocument ? d : load_group(p, d);
     }
   }
   SEGSCATTER_DEVICE void take() {
@@ -249,17 +261,19 @@ template <int kThreads, int kRowsAhead, class Value, class MaskWord, class Sink>
 SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, bool aligned, std::int64_t chunk,
                                   Sink& sink) {
   constexpr int kStep = kRowsAhead * kRowTokens;
-  const int warp = thread_index() / kLanes;
-  const int lane = keep(thread_index() % kLanes);
+  const int warp = warp_index();
+  const int lane = keep(lane_index());
   const std::int64_t chunk_begin = chunk * (kThreads / kLanes * p.warp_tokens);
   const int begin = keep(warp * p.warp_tokens);
   const int end = keep(static_cast<int>(minimum<std::int64_t>(begin + p.warp_tokens, p.num_tokens - chunk_begin)));
   const int last_vector_row = keep(aligned ? end - kRowTokens : -1);  // rows that begin up to here are loaded at once
 
-  const bool has_mask = p.mask != nullptr;
+  const bool has_mask = p.has_mask != 0;
   const Value* values = row_values + (chunk_begin + begin + lane * kLaneTokens);
   const MaskWord* mask = static_cast<const MaskWord*>(p.mask) + (chunk_begin + begin + lane * kLaneTokens);
   Tokens<Value, MaskWord> ahead[kRowsAhead];  // asked for before anything else, and then a step ahead of use
+  SEGSCATTER_UNROLL
+  for (int j = 0; j < kRowsAhead; ++j) ahead[j].mask = {};
   bool ready = begin + kStep - kRowTokens <= last_vector_row;
   SEGSCATTER_UNROLL
   for (int j = 0; j < kRowsAhead; ++j) {
@@ -274,8 +288,9 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
   int shift = p.top_shift;
   if (p.segments.num_segments >= kPivots) {  // else a round of the warp's own search does as much
     int* pivots = reinterpret_cast<int*>(shared_memory());
-    for (int k = thread_index(); k < kPivots; k += kThreads) {
-      pivots[k + k / kLanes] = walk.window.boundary(static_cast<std::int64_t>(k) << p.pivot_shift);
+    for (int i = 0; i < kPivots / kThreads; ++i) {
+      const int k = thread_index() + i * kThreads;
+      pivots[k + (k >> 5)] = walk.window.boundary(static_cast<std::int64_t>(k) << p.pivot_shift);
     }
     block_barrier();
     const int coarse = maximum(count_ones(warp_ballot(pivots[lane * (kLanes + 1)] <= begin)) - 1, 0);
@@ -307,6 +322,7 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
       }
       for (const int stop = minimum(next, end); row < stop; row += kRowTokens) {
         Tokens<Value, MaskWord> now;
+        now.mask = {};
         LiveFlags live;
         const int lane_tokens = end - row - lane * kLaneTokens;
         const bool vector = row <= last_vector_row;
@@ -314,7 +330,7 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
           now.load(values, mask, has_mask);
           live = now.live(p.test);
         } else {
-          now.values.load(values, row_values ? lane_tokens : 0);
+          now.values.load(values, p.has_values ? lane_tokens : 0);
           if (has_mask) now.mask.load(mask, lane_tokens);
           live = now.live(p.test);
           live.limit(lane_tokens);
