@@ -74,8 +74,8 @@ lint: $(VENV)/lint
 	clang-format --dry-run -Werror $(CXX_SOURCES)
 
 format: $(VENV)/lint
-	ruff check --fix .
 	ruff format .
+	ruff check --fix .
 	clang-format -i $(CXX_SOURCES)
 
 clean:

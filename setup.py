@@ -29,12 +29,14 @@ class CMakeBuild(build_ext):
             import torch
         except ImportError as error:
             raise SystemExit(
-                f"segscatter is built against the torch that will load it, and this Python cannot import one ({error}). "
-                f"Install torch first, then run: {INSTALL} "
+                "segscatter is built against the torch that will load it, and this Python cannot import one "
+                f"({error}). Install torch first, then run: {INSTALL} "
                 "(without --no-build-isolation pip builds in an environment that has no torch)"
             ) from None
         if shutil.which("cmake") is None:
-            raise SystemExit(f"segscatter needs CMake 3.22 or newer to build. Run: pip install cmake ninja && {INSTALL}")
+            raise SystemExit(
+                f"segscatter needs CMake 3.22 or newer to build. Run: pip install cmake ninja && {INSTALL}"
+            )
         self.build_with(torch.__version__)
 
     def build_with(self, torch_version: str) -> None:
@@ -43,9 +45,12 @@ class CMakeBuild(build_ext):
         # One tree for each torch and Python, so that switching between them rebuilds nothing.
         tree = ROOT / "build" / f"torch-{torch_version}-{sys.implementation.cache_tag}"
         configure = [
-            "cmake", "-S", str(ROOT), "-B", str(tree), "-DSEGSCATTER_PYTHON=ON", f"-DPython_EXECUTABLE={sys.executable}",
-            f"-DSEGSCATTER_CUDA={os.environ.get('SEGSCATTER_CUDA', 'AUTO')}", f"-DCMAKE_INSTALL_PREFIX={package}",
-        ]  # fmt: skip
+            *("cmake", "-S", str(ROOT), "-B", str(tree)),
+            "-DSEGSCATTER_PYTHON=ON",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DSEGSCATTER_CUDA={os.environ.get('SEGSCATTER_CUDA', 'AUTO')}",
+            f"-DCMAKE_INSTALL_PREFIX={package}",
+        ]
         if shutil.which("ninja") and not (tree / "Makefile").exists():
             configure += ["-G", "Ninja"]
         self.call(configure + shlex.split(os.environ.get("CMAKE_ARGS", "")))

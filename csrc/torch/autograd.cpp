@@ -5,10 +5,10 @@
 // Nodes are written out, as torch's generated code does, instead of torch::autograd::Function: that class knows neither
 // forward mode nor torch.func.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
-#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -121,9 +121,13 @@ struct SegmentGatherBackward : GroupingNode {
   }
 };
 
-bool needs_grad(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+bool needs_grad(const at::Tensor& tensor) {
+  return at::GradMode::is_enabled() && tensor.requires_grad();
+}
 
-at::Tensor tangent_of(const at::Tensor& tensor) { return tensor._fw_grad(/*level=*/0); }
+at::Tensor tangent_of(const at::Tensor& tensor) {
+  return tensor._fw_grad(/*level=*/0);
+}
 
 std::tuple<at::Tensor, at::Tensor> reduce_autograd(const at::Tensor& values, const at::Tensor& cu_seqlens,
                                                    const OptionalTensor& group_ids, c10::SymInt num_groups,
@@ -172,9 +176,9 @@ void accumulate_autograd(at::Tensor& sums, at::Tensor& counts, const at::Tensor&
     torch::autograd::rebase_history(sums, node);
   }
   if (tangent.defined()) {
-    const at::Tensor more = std::get<0>(segment_scatter_reduce(tangent, cu_seqlens, group_ids, sums.sym_size(-1), mask,
-                                                         ignore_index, cp_layout, cp_size, cp_rank,
-                                                         sums.scalar_type()));
+    const at::Tensor more =
+        std::get<0>(segment_scatter_reduce(tangent, cu_seqlens, group_ids, sums.sym_size(-1), mask, ignore_index,
+                                           cp_layout, cp_size, cp_rank, sums.scalar_type()));
     if (old_tangent.defined()) {
       old_tangent.add_(more);  // a tangent once set can only be changed in place
     } else {

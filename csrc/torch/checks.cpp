@@ -13,8 +13,12 @@ constexpr const char* kGather = "segment_gather";
 bool is_value_dtype(at::ScalarType type) {
   return type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
 }
-bool is_sum_dtype(at::ScalarType type) { return type == at::kFloat || type == at::kDouble; }
-bool is_index_dtype(at::ScalarType type) { return type == at::kInt || type == at::kLong; }
+bool is_sum_dtype(at::ScalarType type) {
+  return type == at::kFloat || type == at::kDouble;
+}
+bool is_index_dtype(at::ScalarType type) {
+  return type == at::kInt || type == at::kLong;
+}
 bool is_mask_dtype(at::ScalarType type) {
   return (at::isIntegralType(type, /*includeBool=*/true) && type != at::kUInt64) || is_value_dtype(type);
 }
@@ -144,8 +148,8 @@ at::ScalarType check_gather(const at::Tensor& source, const Grouping& grouping, 
   TORCH_CHECK_VALUE(num_tokens >= 0, kGather, ": num_tokens must not be negative, but is ", num_tokens);
   check_grouping(kGather, grouping, source.sym_size(-1), num_tokens, source.device(), "source");
   const at::ScalarType out_type = dtype.value_or(source.scalar_type());
-  TORCH_CHECK_TYPE(is_value_dtype(out_type), kGather,
-                   ": dtype must be float16, bfloat16, float32 or float64, but is ", out_type);
+  TORCH_CHECK_TYPE(is_value_dtype(out_type), kGather, ": dtype must be float16, bfloat16, float32 or float64, but is ",
+                   out_type);
   return out_type;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators out of ATen's own, for backends without kernels here (MPS, XPU, NPU, ...): the same results to rounding.
-// Sums are kept in float64 where the backend has it.
+// The operators out of ATen's own, for backends without kernels here (MPS, XPU, NPU, ...): the same results to
+// rounding. Sums are kept in float64 where the backend has it.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
@@ -37,7 +37,9 @@ at::Tensor token_groups(const Grouping& grouping, int64_t num_groups, int64_t nu
   return groups;
 }
 
-at::ScalarType widest_float(at::Device device) { return device.is_mps() ? at::kFloat : at::kDouble; }
+at::ScalarType widest_float(at::Device device) {
+  return device.is_mps() ? at::kFloat : at::kDouble;
+}
 
 at::DimVector with_last(const at::Tensor& tensor, int64_t last) {
   at::DimVector sizes(tensor.sizes().begin(), tensor.sizes().end());
@@ -68,9 +70,9 @@ std::tuple<at::Tensor, at::Tensor> reduce_composite(const at::Tensor& values, co
   return {sums.to(sum_type).contiguous(), counts.contiguous()};
 }
 
-void accumulate_composite(at::Tensor& sums, at::Tensor& counts, const at::Tensor& values,
-                          const at::Tensor& cu_seqlens, const OptionalTensor& group_ids, const OptionalTensor& mask,
-                          int64_t ignore_index, std::string_view cp_layout, int64_t cp_size, int64_t cp_rank) {
+void accumulate_composite(at::Tensor& sums, at::Tensor& counts, const at::Tensor& values, const at::Tensor& cu_seqlens,
+                          const OptionalTensor& group_ids, const OptionalTensor& mask, int64_t ignore_index,
+                          std::string_view cp_layout, int64_t cp_size, int64_t cp_rank) {
   const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
   check_accumulate(sums, counts, values, grouping);
   validate_if_asked(grouping, sums.size(-1), values.size(-1));

@@ -117,6 +117,8 @@ at::Tensor empty_rows(const at::Tensor& source, int64_t num_tokens, at::ScalarTy
   return at::empty(with_last(source, num_tokens), source.options().dtype(out_type));
 }
 
-void check_status(const core::Status& status) { TORCH_CHECK(status.ok(), "segscatter: ", status.message); }
+void check_status(const core::Status& status) {
+  TORCH_CHECK(status.ok(), "segscatter: ", status.message);
+}
 
 }  // namespace segscatter

@@ -49,8 +49,8 @@ void accumulate_cpu(at::Tensor& sums, at::Tensor& counts, const at::Tensor& valu
 }
 
 at::Tensor gather_cpu(const at::Tensor& source, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
-                      int64_t num_tokens, const OptionalTensor& mask, int64_t ignore_index,
-                      std::string_view cp_layout, int64_t cp_size, int64_t cp_rank, OptionalDtype dtype) {
+                      int64_t num_tokens, const OptionalTensor& mask, int64_t ignore_index, std::string_view cp_layout,
+                      int64_t cp_size, int64_t cp_rank, OptionalDtype dtype) {
   const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
   const at::ScalarType out_type = check_gather(source, grouping, num_tokens, dtype);
   validate_if_asked(grouping, source.size(-1), num_tokens);

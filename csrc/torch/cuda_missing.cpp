@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a build without CUDA kernels says to CUDA tensors: falling back silently would cost users the speed they came for.
+// What a build without CUDA kernels says to CUDA tensors: falling back silently would cost users the speed they came
+// for.
 #include <ATen/core/stack.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The schemas, and how C++ calls them.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "ops.h"
+#include "segscatter/version.h"
 
 TORCH_LIBRARY(segscatter, m) {
   m.def(
@@ -26,20 +26,17 @@ TORCH_LIBRARY(segscatter, m) {
 }
 
 namespace segscatter {
-namespace {
 
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+const char* library_version() {
+  return SEGSCATTER_VERSION;
 }
 
-}  // namespace
-
-std::tuple<at::Tensor, at::Tensor> segment_scatter_reduce(
-    const at::Tensor& values, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids, c10::SymInt num_groups,
-    const OptionalTensor& mask, int64_t ignore_index, std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
-    OptionalDtype dtype) {
-  static const auto op = find<ReduceSignature>("segscatter::segment_scatter_reduce");
+std::tuple<at::Tensor, at::Tensor> segment_scatter_reduce(const at::Tensor& values, const at::Tensor& cu_seqlens,
+                                                          const OptionalTensor& group_ids, c10::SymInt num_groups,
+                                                          const OptionalTensor& mask, int64_t ignore_index,
+                                                          std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
+                                                          OptionalDtype dtype) {
+  static const auto op = detail::find_operator<detail::ReduceSignature>("segscatter::segment_scatter_reduce");
   return op.call(values, cu_seqlens, group_ids, std::move(num_groups), mask, ignore_index, cp_layout, cp_size, cp_rank,
                  dtype);
 }
@@ -48,14 +45,14 @@ void segment_scatter_accumulate_(at::Tensor& sums, at::Tensor& counts, const at:
                                  const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
                                  const OptionalTensor& mask, int64_t ignore_index, std::string_view cp_layout,
                                  int64_t cp_size, int64_t cp_rank) {
-  static const auto op = find<AccumulateSignature>("segscatter::segment_scatter_accumulate_");
+  static const auto op = detail::find_operator<detail::AccumulateSignature>("segscatter::segment_scatter_accumulate_");
   op.call(sums, counts, values, cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank);
 }
 
 at::Tensor segment_gather(const at::Tensor& source, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
                           c10::SymInt num_tokens, const OptionalTensor& mask, int64_t ignore_index,
                           std::string_view cp_layout, int64_t cp_size, int64_t cp_rank, OptionalDtype dtype) {
-  static const auto op = find<GatherSignature>("segscatter::segment_gather");
+  static const auto op = detail::find_operator<detail::GatherSignature>("segscatter::segment_gather");
   return op.call(source, cu_seqlens, group_ids, std::move(num_tokens), mask, ignore_index, cp_layout, cp_size, cp_rank,
                  dtype);
 }

@@ -11,7 +11,9 @@
 namespace segscatter {
 namespace {
 
-at::Tensor on_host(const at::Tensor& tensor) { return tensor.to(at::kCPU, at::kLong).contiguous(); }
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU, at::kLong).contiguous();
+}
 
 void check_offsets(const Grouping& grouping, int64_t num_tokens) {
   const at::Tensor offsets = on_host(grouping.cu_seqlens);
@@ -25,10 +27,9 @@ void check_offsets(const Grouping& grouping, int64_t num_tokens) {
                       " tokens");
     if (d == 0) continue;
     TORCH_CHECK_VALUE(cu[d - 1] <= cu[d], "cu_seqlens decreases at position ", d, ": ", cu[d - 1], ", then ", cu[d]);
-    TORCH_CHECK_VALUE(!per_document || (cu[d] - cu[d - 1]) % pieces == 0, "segment ", d - 1, " has ",
-                      cu[d] - cu[d - 1], " tokens, cu_seqlens[", d - 1, "] = ", cu[d - 1], " to cu_seqlens[", d,
-                      "] = ", cu[d], ", but cp_layout 'per_document' with cp_size ", grouping.cp_size,
-                      " needs multiples of ", pieces);
+    TORCH_CHECK_VALUE(!per_document || (cu[d] - cu[d - 1]) % pieces == 0, "segment ", d - 1, " has ", cu[d] - cu[d - 1],
+                      " tokens, cu_seqlens[", d - 1, "] = ", cu[d - 1], " to cu_seqlens[", d, "] = ", cu[d],
+                      ", but cp_layout 'per_document' with cp_size ", grouping.cp_size, " needs multiples of ", pieces);
   }
   TORCH_CHECK_VALUE(!per_document || cu[0] % pieces == 0, "cu_seqlens[0] is ", cu[0],
                     ", but cp_layout 'per_document' with cp_size ", grouping.cp_size, " needs a multiple of ", pieces);
@@ -72,5 +73,9 @@ void validate_if_asked(const Grouping& grouping, int64_t num_groups, int64_t num
 
 }  // namespace segscatter
 
-TORCH_LIBRARY_IMPL(segscatter, CompositeExplicitAutograd, m) { m.impl("validate", segscatter::validate); }
-TORCH_LIBRARY_IMPL(segscatter, Meta, m) { m.impl("validate", segscatter::validate_meta); }
+TORCH_LIBRARY_IMPL(segscatter, CompositeExplicitAutograd, m) {
+  m.impl("validate", segscatter::validate);
+}
+TORCH_LIBRARY_IMPL(segscatter, Meta, m) {
+  m.impl("validate", segscatter::validate_meta);
+}

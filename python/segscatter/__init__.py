@@ -7,6 +7,7 @@ _info = _load.load()
 
 from . import reference  # noqa: E402  (the operators must be registered first)
 from .channels import ChannelRegistry  # noqa: E402
+from .means import segment_mean, sum_of_segment_means  # noqa: E402
 from .ops import (  # noqa: E402
     ContextParallel,
     segment_gather,
@@ -34,7 +35,9 @@ __all__ = [
     "cmake_prefix_path",
     "reference",
     "segment_gather",
+    "segment_mean",
     "segment_scatter_accumulate_",
     "segment_scatter_reduce",
+    "sum_of_segment_means",
     "validate",
 ]

@@ -36,13 +36,13 @@ def check_versions(info: dict[str, str]) -> None:
         )
     if info["cuda"] and info["cuda"].split(".")[0] != (torch.version.cuda or "none").split(".")[0]:
         raise ImportError(
-            f"segscatter was built with CUDA {info['cuda']}, but this torch is for CUDA {torch.version.cuda or '(none)'}. "
-            f"Rebuild it: {REBUILD}"
+            f"segscatter was built with CUDA {info['cuda']}, but this torch is for CUDA "
+            f"{torch.version.cuda or '(none)'}. Rebuild it: {REBUILD}"
         )
 
 
 def load() -> dict[str, str]:
-    """Registers the operators with torch; returns :func:`build_info`. Raises ImportError with the fix in its message."""
+    """Registers the operators with torch; returns :func:`build_info`. Raises ImportError that names the fix."""
     info = build_info()
     check_versions(info)
     path = library_path()
@@ -52,7 +52,7 @@ def load() -> dict[str, str]:
         torch.ops.load_library(path)
     except OSError as error:
         raise ImportError(
-            f"segscatter's library cannot be loaded (built against torch {info['torch']}, CUDA {info['cuda'] or 'none'}; "
-            f"running torch {torch.__version__}). Rebuild it: {REBUILD}\n{error}"
+            f"segscatter's library cannot be loaded (built against torch {info['torch']}, CUDA "
+            f"{info['cuda'] or 'none'}; running torch {torch.__version__}). Rebuild it: {REBUILD}\n{error}"
         ) from error
     return info

@@ -20,8 +20,8 @@ class ContextParallel:
     """Which part of the global row this rank holds; ``cu_seqlens`` are then offsets in the global row.
 
     layout: ``"none"`` (the whole row), ``"per_document"`` (Megatron THD, TransformerEngine: every document is cut into
-        ``2 * size`` pieces, the rank holds pieces ``rank`` and ``2 * size - 1 - rank`` of each), ``"per_sequence"`` (the
-        same for the whole row), ``"contiguous"`` (the rank-th of ``size`` equal parts).
+        ``2 * size`` pieces, the rank holds pieces ``rank`` and ``2 * size - 1 - rank`` of each), ``"per_sequence"``
+        (the same for the whole row), ``"contiguous"`` (the rank-th of ``size`` equal parts).
     size, rank: of the context-parallel group.
 
     Raises ValueError for an unknown layout, ``size < 1``, a rank outside ``[0, size)``, or ``layout="none"`` with
@@ -68,8 +68,8 @@ def segment_scatter_reduce(
         with an id outside ``[0, num_groups)`` is dropped; -1 is the way to ignore one.
     num_groups: G.
     mask: T elements (``[T]`` or ``[1, T]``), bool, integer or float. Token t counts iff ``mask[t] != ignore_index``: a
-        loss mask with the default 0, labels with ``ignore_index=-100``. None: all tokens count. Tokens that do not count
-        are never used in arithmetic, so NaN there does no harm.
+        loss mask with the default 0, labels with ``ignore_index=-100``. None: all tokens count. Tokens that do not
+        count are never used in arithmetic, so NaN there does no harm.
     cp: which part of the global row ``values`` holds.
     dtype: of the sums, float32 or float64. Default: float64 for float64 values, else float32.
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain-torch twins of the operators, and the ways that people compute the same without this library.
 
-The twins take the operators' arguments and follow their contract (selection instead of multiplication, dropped segments,
-context-parallel layouts); they are the oracle of tests and show what the fused kernels do. The ``baseline_`` functions
-are what benchmarks compare with: they are as their users write them, with their flaws.
+The twins take the operators' arguments and follow their contract (selection instead of multiplication, dropped
+segments, context-parallel layouts); they are the oracle of tests and show what the fused kernels do. The ``baseline_``
+functions are what benchmarks compare with: they are as their users write them, with their flaws.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs the GoogleTest suites under CTest, plain and with sanitizers, and sums up what ran and what was skipped."""
+"""Builds and runs the GoogleTest suites under CTest, plain and with sanitizers; sums up what ran and was skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ CONFIGURATIONS = {
 def run(name: str, options: list[str]) -> tuple[int, int]:
     """Returns how many tests passed and how many were skipped; exits if one failed."""
     tree = ROOT / "build" / name
-    configure = ["cmake", "-S", ROOT, "-B", tree, "-G", "Ninja", "-DSEGSCATTER_TORCH=OFF", "-DSEGSCATTER_BUILD_TESTS=ON"]
+    configure = [
+        "cmake",
+        "-S",
+        ROOT,
+        "-B",
+        tree,
+        "-G",
+        "Ninja",
+        "-DSEGSCATTER_TORCH=OFF",
+        "-DSEGSCATTER_BUILD_TESTS=ON",
+    ]
     subprocess.run([*configure, *options], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(["cmake", "--build", tree, "--parallel", JOBS], check=True)
     test = ["ctest", "--test-dir", tree, "--parallel", JOBS, "--output-on-failure", "--no-tests=error"]

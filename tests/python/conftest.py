@@ -18,7 +18,9 @@ def pytest_report_header() -> str:
     import segscatter
 
     info = segscatter.build_info()
-    return f"segscatter {info['version']}, torch {torch.__version__}, CUDA kernels: {info['cuda_architectures'] or 'none'}"
+    return (
+        f"segscatter {info['version']}, torch {torch.__version__}, CUDA kernels: {info['cuda_architectures'] or 'none'}"
+    )
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ def held_tokens(cu: list[int], num_tokens: int, layout: str = "none", size: int 
         return [*range(first, first + piece), *range(second, second + piece)]
 
     if layout == "per_document":
-        held = [t for begin, end in zip(cu[:-1], cu[1:], strict=True) for t in two_pieces(begin, end)]
+        held = [t for begin, end in itertools.pairwise(cu) for t in two_pieces(begin, end)]
         return held + [-1] * (num_tokens - len(held))  # padding behind the last document belongs to none
     if layout == "per_sequence":
         return two_pieces(0, num_tokens * size)

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import random
 
+import segscatter
 import torch
 from oracle import Problem
-
-import segscatter
 
 VALUE_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 MASK_DTYPES = [
@@ -28,7 +27,9 @@ def document_lengths(rng: random.Random, total: int) -> list[int]:
         return [length] * (total // length)
     lengths: list[int] = []
     while sum(lengths) < total:
-        length = {"random": rng.randint(0, total), "short": rng.randint(0, 5), "empties": rng.choice([0, 0, 0, 7])}[kind]
+        length = {"random": rng.randint(0, total), "short": rng.randint(0, 5), "empties": rng.choice([0, 0, 0, 7])}[
+            kind
+        ]
         lengths.append(min(length, total - sum(lengths)))
         if rng.random() < 0.002:
             break  # the rest of the row is padding

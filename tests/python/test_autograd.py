@@ -7,11 +7,10 @@ import random
 
 import oracle
 import pytest
+import segscatter
 import torch
 from problems import random_problem
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-
-import segscatter
 
 CU = torch.tensor([1, 7, 7, 30, 45])
 IDS = torch.tensor([1, 0, -1, 1])

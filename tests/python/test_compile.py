@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import pytest
+import segscatter
 import torch
 from test_ops import case_problem, numbers
-
-import segscatter
 
 CU = torch.tensor([0, 7, 7, 30, 45])
 IDS = torch.tensor([1, 0, -1, 1])
@@ -112,7 +111,11 @@ def test_opcheck_reduce(args: tuple, kwargs: dict) -> None:
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_opcheck_accumulate(dtype: torch.dtype, requires_grad: bool) -> None:
-    args = (torch.zeros(3, dtype=dtype), torch.zeros(3, dtype=torch.int64), torch.randn(50, requires_grad=requires_grad))
+    args = (
+        torch.zeros(3, dtype=dtype),
+        torch.zeros(3, dtype=torch.int64),
+        torch.randn(50, requires_grad=requires_grad),
+    )
     torch.library.opcheck(
         torch.ops.segscatter.segment_scatter_accumulate_.default, (*args, CU, IDS), {"mask": torch.rand(50) < 0.5}
     )
@@ -122,7 +125,9 @@ def test_opcheck_accumulate(dtype: torch.dtype, requires_grad: bool) -> None:
 def test_opcheck_gather(dtype: torch.dtype | None) -> None:
     source = torch.randn(2, 3, requires_grad=True)
     torch.library.opcheck(
-        torch.ops.segscatter.segment_gather.default, (source, CU, IDS, 50), {"mask": torch.rand(50) < 0.5, "dtype": dtype}
+        torch.ops.segscatter.segment_gather.default,
+        (source, CU, IDS, 50),
+        {"mask": torch.rand(50) < 0.5, "dtype": dtype},
     )
 
 

@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
-
 import segscatter
+import torch
 
 CU, IDS = torch.tensor([0, 2, 4, 6]), torch.tensor([0, 1, 0])
 
@@ -149,7 +148,8 @@ import torch, segscatter as s
 cu, ids = torch.tensor([0, 4, 3]), torch.tensor([0, 1])
 try:
     if {call!r} == "reduce": s.segment_scatter_reduce(torch.ones(4), cu, ids, 2)
-    if {call!r} == "accumulate": s.segment_scatter_accumulate_(torch.zeros(2), torch.zeros(2).long(), torch.ones(4), cu, ids)
+    sums, counts = torch.zeros(2), torch.zeros(2, dtype=torch.int64)
+    if {call!r} == "accumulate": s.segment_scatter_accumulate_(sums, counts, torch.ones(4), cu, ids)
     if {call!r} == "gather": s.segment_gather(torch.ones(2), cu, ids, 4)
     print("accepted")
 except ValueError as error:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import oracle
 import pytest
+import segscatter
 import torch
 from oracle import Problem
 from problems import random_problem, strided
-
-import segscatter
 from segscatter import reference
 
 NAN, INF = math.nan, math.inf
@@ -96,9 +95,11 @@ def test_random_calls(path: str, part: int, seed: int) -> None:
         before = torch.randn(*p.values.shape[:-1], p.num_groups, dtype=dtype or torch.float32)
         total, live = before.clone(), torch.arange(p.num_groups)
         ACCUMULATE[path](total, live, p.values, p.cu_seqlens, p.group_ids, **p.kwargs)
-        exact = sums if sums.dtype == torch.float64 else REDUCE[path](
-            p.values, p.cu_seqlens, p.group_ids, p.num_groups, dtype=torch.float64, **p.kwargs
-        )[0]
+        exact = (
+            sums
+            if sums.dtype == torch.float64
+            else REDUCE[path](p.values, p.cu_seqlens, p.group_ids, p.num_groups, dtype=torch.float64, **p.kwargs)[0]
+        )
         want = (before.double() + exact).to(before.dtype)
         torch.testing.assert_close(total, want, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(live, torch.arange(p.num_groups) + counts)
@@ -181,7 +182,9 @@ def test_garbage_is_survived(path: str, seed: int) -> None:
         num_tokens, segments, groups = rng.randrange(40000), rng.randrange(50), rng.choice([1, 8, 6000])
         cu = torch.tensor([rng.choice([*extremes, rng.randrange(40000)]) for _ in range(segments + 1)])
         ids = torch.tensor([rng.choice([*extremes, 0, groups - 1]) for _ in range(segments)], dtype=torch.int64)
-        cp = rng.choice([None, segscatter.ContextParallel("contiguous", 4, 3), segscatter.ContextParallel("per_document", 2, 1)])
+        cp = rng.choice(
+            [None, segscatter.ContextParallel("contiguous", 4, 3), segscatter.ContextParallel("per_document", 2, 1)]
+        )
         for group_ids, count in ((ids, groups), (None, segments)):
             once, twice = (REDUCE[path](torch.ones(num_tokens), cu, group_ids, count, cp=cp) for _ in range(2))
             assert torch.equal(once[0], twice[0])
@@ -215,7 +218,9 @@ def test_context_parallel_ranks_add_up(layout: str, size: int, seed: int) -> Non
 def test_counts_past_two_to_the_24th() -> None:
     num_tokens = 2**24 + 3
     ones = torch.ones(1, dtype=torch.bfloat16).expand(num_tokens).contiguous()
-    sums, counts = segscatter.segment_scatter_reduce(ones, torch.tensor([0, num_tokens]), torch.tensor([0]), 1, dtype=torch.float64)
+    sums, counts = segscatter.segment_scatter_reduce(
+        ones, torch.tensor([0, num_tokens]), torch.tensor([0]), 1, dtype=torch.float64
+    )
     assert counts.tolist() == [num_tokens]
     assert sums.tolist() == [num_tokens]
 
@@ -251,7 +256,11 @@ print(hash.hexdigest())
 def test_same_bits_for_threads_and_instruction_sets() -> None:
     seen = set()
     for capability, threads in (("default", 1), ("avx2", 2), ("avx512", 1), ("avx512", 5)):
-        env = {"OMP_NUM_THREADS": str(threads), "SEGSCATTER_CPU_CAPABILITY": capability, "PYTHONPATH": ":".join(sys.path)}
+        env = {
+            "OMP_NUM_THREADS": str(threads),
+            "SEGSCATTER_CPU_CAPABILITY": capability,
+            "PYTHONPATH": ":".join(sys.path),
+        }
         done = subprocess.run([sys.executable, "-c", HASH_OF_ALL_BITS], env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         seen.add(done.stdout.strip())

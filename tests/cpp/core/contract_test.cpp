@@ -61,8 +61,9 @@ TEST(Reduce, DeadTokensAreNeverUsed) {
       for (std::int64_t t = 0; t < tokens; ++t) {
         const bool live = t % 3 == 0;
         p.mask.push_back(live);
-        p.values.push_back(live ? 1.0f : t % 3 == 1 ? std::numeric_limits<float>::quiet_NaN()
-                                                     : std::numeric_limits<float>::infinity());
+        p.values.push_back(live         ? 1.0f
+                           : t % 3 == 1 ? std::numeric_limits<float>::quiet_NaN()
+                                        : std::numeric_limits<float>::infinity());
       }
       const Result result = reduce(p, capability);
       EXPECT_EQ(result.sums[0], static_cast<double>((tokens + 2) / 3));
@@ -73,8 +74,12 @@ TEST(Reduce, DeadTokensAreNeverUsed) {
 
 TEST(Reduce, GarbageStaysInBounds) {
   std::mt19937_64 random(7);
-  const std::int64_t extremes[] = {std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max(),
-                                   -1, 0, 17, std::int64_t{1} << 40};
+  const std::int64_t extremes[] = {std::numeric_limits<std::int64_t>::min(),
+                                   std::numeric_limits<std::int64_t>::max(),
+                                   -1,
+                                   0,
+                                   17,
+                                   std::int64_t{1} << 40};
   for (int round = 0; round < 300; ++round) {
     Problem p = random_problem(static_cast<unsigned>(round), 20000, 40, round % 2 ? 5000 : 40);
     for (std::int64_t& x : p.offsets) {
@@ -167,11 +172,12 @@ TEST(Half, RoundsToNearestEven) {
 TEST(Gather, WritesEveryTokenOnce) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 100; ++round) {
-    const Problem p = random_problem(static_cast<unsigned>(round), 1 + static_cast<std::int64_t>(random() % 40000), 30, 4);
+    const Problem p =
+        random_problem(static_cast<unsigned>(round), 1 + static_cast<std::int64_t>(random() % 40000), 30, 4);
     std::vector<float> source(8), out(p.values.size() + 1, -7.0f);
     for (std::size_t i = 0; i < source.size(); ++i) source[i] = static_cast<float>(i + 1);
     GatherArgs args{source.data(), FloatType::kFloat32, 2, p.tokens(), segments_of(p, whole_row(p)), mask_of(p),
-                    out.data(), FloatType::kFloat32};
+                    out.data(),    FloatType::kFloat32};
     ASSERT_TRUE(gather_cpu(args, threads(2)).ok());
     for (std::int64_t t = 0; t < p.tokens(); ++t) {
       std::int64_t group = -1;

@@ -53,7 +53,9 @@ void check_all(CpuCapability capability) {
   EXPECT_GT(calls, 1000000);
 }
 
-TEST(Exhaustive, Default) { check_all(CpuCapability::kDefault); }
+TEST(Exhaustive, Default) {
+  check_all(CpuCapability::kDefault);
+}
 TEST(Exhaustive, Avx2) {
   if (cpu_capability() < CpuCapability::kAvx2) GTEST_SKIP() << "this processor has no AVX2";
   check_all(CpuCapability::kAvx2);

@@ -42,7 +42,10 @@ TEST(Large, TokensPastTwoToTheThirtyFirst) {
   args.values = values.as<void>();
   args.value_type = FloatType::kBFloat16;
   args.num_tokens = kTokens;
-  args.segments = {{offsets, IndexType::kInt64}, {ids, IndexType::kInt32}, 4, 3,
+  args.segments = {{offsets, IndexType::kInt64},
+                   {ids, IndexType::kInt32},
+                   4,
+                   3,
                    make_offset_map(ContextParallelLayout::kNone, 1, 0, kTokens)};
   args.sums = sums;
   args.counts = counts;

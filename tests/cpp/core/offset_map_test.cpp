@@ -2,8 +2,8 @@
 // The offset map against an enumeration of the tokens that each rank holds.
 #include <limits>
 
-#include "segments.h"
 #include "reduce.h"
+#include "segments.h"
 
 namespace segscatter::core::test {
 namespace {
@@ -43,8 +43,8 @@ TEST(OffsetMap, AgreesWithTheTokensHeld) {
         for (const std::int64_t x : offsets) {
           std::int64_t before = 0;
           for (const std::int64_t token : tokens) before += token < x;
-          EXPECT_EQ(detail::local_offset(map, x), before) << "layout " << static_cast<int>(layout) << " size " << size
-                                                          << " rank " << rank << " offset " << x;
+          EXPECT_EQ(detail::local_offset(map, x), before)
+              << "layout " << static_cast<int>(layout) << " size " << size << " rank " << rank << " offset " << x;
         }
       }
     }
