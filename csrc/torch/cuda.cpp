@@ -53,8 +53,13 @@ const core::LaunchChoice& launch_choice() {
 void run(const CoreReduce& call, const at::TensorOptions& options) {
   const core::CudaDevice& device = current_device();
   const std::size_t bytes = core::reduce_cuda_workspace(call.args, device, launch_choice());
-  const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
-  check_status(core::reduce_cuda(call.args, device, launch_choice(), workspace.mutable_data_ptr(), bytes,
+  at::Tensor workspace;
+  void* memory = nullptr;
+  if (bytes != 0) {
+    workspace = at::empty({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
+    memory = workspace.mutable_data_ptr();
+  }
+  check_status(core::reduce_cuda(call.args, device, launch_choice(), memory, bytes,
                                  c10::cuda::getCurrentCUDAStream()));
 }
 
