@@ -39,7 +39,8 @@ def pytest_report_header() -> str:
     device = "none" if not torch.cuda.is_available() else "{}.{}".format(*torch.cuda.get_device_capability())
     return (
         f"{'cudasim' if cudasim else 'GPU'} of compute capability {device}, kernels for "
-        f"{segscatter.build_info()['cuda_architectures'] or 'none'}, path {os.environ.get('SEGSCATTER_CUDA_PATH', 'chosen')}"
+        f"{segscatter.build_info()['cuda_architectures'] or 'none'}, "
+        f"path {os.environ.get('SEGSCATTER_CUDA_PATH') or 'chosen by the plan'}"
     )
 
 
@@ -63,12 +64,12 @@ def _clean_simulator():
     """A fault stays until it is reset, as on a device, and would make every later test fail."""
     if cudasim:
         cudasim.reset()
-    yield
+    return
 
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """Another one for every test and run, all from SEGSCATTER_TEST_SEED; pytest shows the printed line of a failed test."""
+    """Another one for every test and run, all from SEGSCATTER_TEST_SEED, which a failed test shows."""
     base = os.environ.get("SEGSCATTER_TEST_SEED", str(random.randrange(2**31)))
     print(f"SEGSCATTER_TEST_SEED={base}")
     run = (base, request.node.nodeid, os.environ.get("SEGSCATTER_CUDA_PATH", ""), torch.cuda.get_device_capability())

@@ -53,7 +53,9 @@ def main() -> int:
                 left.append((i, text))
         missed += len(left)
         if left:
-            print(f"coverage: {len(left)} of {len(texts[key])} instructions of {name} ({', '.join(sorted(targets[key]))})")
+            print(
+                f"coverage: {len(left)} of {len(texts[key])} instructions of {name} ({', '.join(sorted(targets[key]))})"
+            )
         if left and "--list" in sys.argv:
             for i, text in left:
                 print(f"    {i:5d}  {text}")

@@ -7,10 +7,9 @@ import math
 import os
 
 import oracle
+import segscatter
 import torch
 from oracle import Problem
-
-import segscatter
 
 PATH = os.environ.get("SEGSCATTER_CUDA_PATH", "")  # what the library was told to do; empty: what its plan chooses
 
@@ -51,9 +50,7 @@ def accumulate(sums: torch.Tensor, counts: torch.Tensor, p: Problem) -> tuple[to
 
 
 def gather(source: torch.Tensor, p: Problem, **more) -> torch.Tensor:
-    out = segscatter.segment_gather(
-        source.cuda(), p.cu_seqlens, p.group_ids, p.values.shape[-1], **p.kwargs, **more
-    )
+    out = segscatter.segment_gather(source.cuda(), p.cu_seqlens, p.group_ids, p.values.shape[-1], **p.kwargs, **more)
     return out.cpu()
 
 

@@ -7,11 +7,10 @@ import random
 
 import oracle
 import pytest
+import segscatter
 import torch
 from problems import random_problem
 from support import gather, native_mask, on_device, reduce
-
-import segscatter
 
 
 @pytest.mark.parametrize("part", range(2))

@@ -8,10 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import segscatter
 import torch
 from simulation import cudasim
-
-import segscatter
 
 VALUES, CU, IDS = torch.ones(6), torch.tensor([0, 2, 4, 6]), torch.tensor([0, 1, 0])
 
@@ -71,7 +70,10 @@ def test_validation_of_every_call() -> None:
 
 def test_unknown_path() -> None:
     call = CALL.format(third=6, groups=2)
-    assert "must be one_launch, two_launches or documents, but is fast" in run(call, SEGSCATTER_CUDA_PATH="fast")
+    for path in ("fast", "one_launch:3"):
+        message = run(call, SEGSCATTER_CUDA_PATH=path)
+        assert "SEGSCATTER_CUDA_PATH must be one_launch, " in message
+        assert message.endswith(f"but is {path}")
 
 
 def test_path_that_sizes_do_not_allow() -> None:

@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import pytest
+import segscatter
 import torch
 from conftest import CACHING
 from oracle import Problem
 from simulation import Record, cudasim
 from support import PATH, check_reduce, gathered, on_device
-
-import segscatter
 
 pytestmark = pytest.mark.skipif(not CACHING, reason="capture needs a caching allocator: cudasim --caching")
 
@@ -18,7 +17,9 @@ NUM_TOKENS, SEGMENTS, GROUPS = 3000, 60, 8
 
 
 def new_data(dtype: torch.dtype, rows: tuple[int, ...] = ()) -> Problem:
-    cu = torch.cat([torch.tensor([0]), torch.randint(0, NUM_TOKENS, (SEGMENTS - 1,)).sort()[0], torch.tensor([NUM_TOKENS])])
+    cu = torch.cat(
+        [torch.tensor([0]), torch.randint(0, NUM_TOKENS, (SEGMENTS - 1,)).sort()[0], torch.tensor([NUM_TOKENS])]
+    )
     mask = torch.rand(NUM_TOKENS) < 0.5
     values = torch.randn(*rows, NUM_TOKENS).to(dtype)
     values[..., ~mask] = float("nan")
@@ -85,9 +86,7 @@ def test_backward_in_a_graph(seed: int) -> None:
     on_weight = weight.cuda()
 
     def step() -> torch.Tensor:
-        sums, _ = segscatter.segment_scatter_reduce(
-            values, held.cu_seqlens, held.group_ids, GROUPS, **held.kwargs
-        )
+        sums, _ = segscatter.segment_scatter_reduce(values, held.cu_seqlens, held.group_ids, GROUPS, **held.kwargs)
         return torch.autograd.grad(sums, values, on_weight)[0]
 
     side = torch.cuda.Stream()

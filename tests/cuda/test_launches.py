@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs, from the simulator's log: launches, allocations, and no copies, fills or synchronisation at all."""
+"""What a call costs, from the simulator's log: launches, allocations, and no copies, fills or synchronisation."""
 
 from __future__ import annotations
 
 import os
 
 import pytest
+import segscatter
 import torch
 from oracle import Problem
 from simulation import Record, cudasim
 from support import PATH, on_device
-
-import segscatter
 
 pytestmark = pytest.mark.simulated
 
@@ -113,7 +112,9 @@ def test_second_launch_is_a_dependent_one() -> None:
         segscatter.segment_scatter_reduce(p.values, p.cu_seqlens, p.group_ids, p.num_groups, **p.kwargs)
     assert len(record.launches) == 2
     has_it = torch.cuda.get_device_capability() >= (9, 0)
-    dependent = [any("programmatic" in attribute.lower() for attribute in launch["attrs"]) for launch in record.launches]
+    dependent = [
+        any("programmatic" in attribute.lower() for attribute in launch["attrs"]) for launch in record.launches
+    ]
     assert dependent == [False, has_it], record.launches
 
 

@@ -10,11 +10,10 @@ import itertools
 import random
 
 import pytest
+import segscatter
 import torch
 from oracle import Problem
 from support import PATH, accumulate, check_reduce, cuda, gather, gathered, on_device, reduce
-
-import segscatter
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 MASKS = [torch.bool, torch.int32, torch.int64]  # 1, 4 and 8 bytes
@@ -76,7 +75,9 @@ def test_unaligned_rows_of_a_context_parallel_rank(dtype, mask_dtype, groups, se
     """Scalar loads, two windows of the offset map, two value rows, sums in float64, 33 to 1023 boundaries."""
     cp = segscatter.ContextParallel("per_sequence", 2, 1)
     cu = torch.randint(0, 4600, (60,)).sort()[0]
-    p = make(dtype, mask_dtype, groups, cu, 2302, rows=(2,), ignore_index=0 if mask_dtype == torch.bool else -100, cp=cp)
+    p = make(
+        dtype, mask_dtype, groups, cu, 2302, rows=(2,), ignore_index=0 if mask_dtype == torch.bool else -100, cp=cp
+    )
     check_all(p, offset=1, sum_dtype=torch.float64)
 
 
@@ -107,7 +108,7 @@ def test_no_mask(dtype, mask_dtype, groups, seed: int) -> None:
 
 @everything
 def test_several_steps_in_two_launches(dtype, mask_dtype, groups, seed: int) -> None:
-    """Past 2^19 tokens a warp of the paths with two launches takes several steps, and the second kernel a wide block."""
+    """Past 2^19 tokens a warp of these paths takes several steps, and the second kernel a wide block."""
     if PATH not in ("two_launches", "documents"):
         pytest.skip("one launch has several steps in shorter rows")
     num_tokens = 2**19 + 700
@@ -124,10 +125,7 @@ def test_several_steps_in_two_launches(dtype, mask_dtype, groups, seed: int) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_group_per_document(dtype: torch.dtype, seed: int) -> None:
     """group_ids=None: documents of one token and of thousands, some of them longer than 32 warps' runs of tokens."""
-    if PATH in ("one_launch", "two_launches"):
-        lengths = [300, 1, 0, 2000, 5]
-    else:
-        lengths = [*[1] * 200, 17500, 0, 3, 40, 600]
+    lengths = [300, 1, 0, 2000, 5] if PATH in ("one_launch", "two_launches") else [*([1] * 200), 17500, 0, 3, 40, 600]
     cu = offsets(lengths)
     num_tokens = int(cu[-1]) + 9
     mask = torch.rand(num_tokens) < 0.5
@@ -140,7 +138,9 @@ def test_a_group_per_document(dtype: torch.dtype, seed: int) -> None:
 def test_gather_converts(source_dtype: torch.dtype, out_dtype: torch.dtype, seed: int) -> None:
     if PATH != "":
         pytest.skip("gather has one path")
-    source = torch.tensor([1.5, -3.14159, float("inf"), float("nan"), 1e-30, -70000.0, 2.0**-14 * 1.0001]).to(source_dtype)
+    source = torch.tensor([1.5, -3.14159, float("inf"), float("nan"), 1e-30, -70000.0, 2.0**-14 * 1.0001]).to(
+        source_dtype
+    )
     cu, num_tokens = torch.tensor([0, 2, 3, 4, 5, 6, 7, 8]), 9
     p = Problem(torch.zeros(num_tokens), cu, None, 7)
     got = gather(source, on_device(p), dtype=out_dtype)

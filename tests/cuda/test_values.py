@@ -7,12 +7,11 @@ import random
 
 import oracle
 import pytest
+import segscatter
 import torch
 from oracle import Problem
 from problems import random_problem
 from support import PATH, accumulate, gather, native_mask, on_device, reduce
-
-import segscatter
 
 NAN, INF = float("nan"), float("inf")
 VALUE_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

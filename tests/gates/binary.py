@@ -23,7 +23,9 @@ _PIECE = re.compile(r"Lb([01])E|Li(\d+)E|NS\d_\d+(\w+?)E|([hjmtd])")
 
 def cuobjdump() -> str:
     """The CUDA Toolkit's, or the one inside the triton that CUDA builds of torch bring."""
-    if found := shutil.which("cuobjdump", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}"):
+    if found := shutil.which(
+        "cuobjdump", path=f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin:{os.environ['PATH']}"
+    ):
         return found
     try:
         import triton

@@ -20,7 +20,9 @@ def main() -> None:
             for name, kernel in sorted(resources().items())
         },
     }
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(kernel)}" for name, kernel in budget.pop("registers").items())
+    lines = ",\n".join(
+        f"    {json.dumps(name)}: {json.dumps(kernel)}" for name, kernel in budget.pop("registers").items()
+    )
     head = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in budget.items())
     path = Path(__file__).with_name("budget.json")
     path.write_text(f'{{\n{head},\n  "registers": {{\n{lines}\n  }}\n}}\n')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build options, by configuring only. A fake Python answers for the torch to build against, so none has to be installed."""
+"""Build options, by configuring only. A fake Python answers for the torch to build against."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def fake_python(folder: Path, version: str, cuda: str) -> Path:
     return script
 
 
-def configure(folder: Path, *options: str, torch: tuple[str, str] | None = None, arch_list: str = "") -> tuple[bool, str]:
+def configure(
+    folder: Path, *options: str, torch: tuple[str, str] | None = None, arch_list: str = ""
+) -> tuple[bool, str]:
     """Whether CMake succeeded, and what it said, in one line. ``torch``: versions of torch and of its CUDA."""
     command = ["cmake", "-S", str(ROOT), "-B", str(folder / "build"), *options]
     if torch is None:
@@ -37,7 +39,10 @@ def configure(folder: Path, *options: str, torch: tuple[str, str] | None = None,
 
 def without_nvcc() -> list[str]:
     """Every search for a program fails; the tools that are there anyway are named."""
-    tools = {"CMAKE_CXX_COMPILER": shutil.which("c++") or shutil.which("g++"), "CMAKE_MAKE_PROGRAM": shutil.which("make")}
+    tools = {
+        "CMAKE_CXX_COMPILER": shutil.which("c++") or shutil.which("g++"),
+        "CMAKE_MAKE_PROGRAM": shutil.which("make"),
+    }
     named = [f"-D{name}={path}" for name, path in tools.items()]
     return [*named, "-DCMAKE_FIND_ROOT_PATH=/nowhere", "-DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=ONLY"]
 
@@ -63,7 +68,10 @@ def test_bad_architectures(tmp_path: Path, arch_list: str, message: str) -> None
 @pytest.mark.parametrize(
     ("arch_list", "wanted"),
     [
-        ("8.0;9.0+PTX", {"arch=compute_80,code=[sm_80]", "arch=compute_90,code=[sm_90]", "arch=compute_90,code=[compute_90]"}),
+        (
+            "8.0;9.0+PTX",
+            {"arch=compute_80,code=[sm_80]", "arch=compute_90,code=[sm_90]", "arch=compute_90,code=[compute_90]"},
+        ),
         ("8.6, 9.0a", {"arch=compute_86,code=[sm_86]", "arch=compute_90a,code=[sm_90a]"}),
     ],
 )

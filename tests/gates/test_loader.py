@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from segscatter import _load
 
 BUILT = {"version": "0", "torch": "2.9.0+cu130", "cuda": "13.0", "cuda_architectures": "9.0"}
@@ -18,7 +17,9 @@ def check(monkeypatch: pytest.MonkeyPatch, torch_version: str, cuda: str | None)
 
 
 def test_other_cuda_major(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ImportError, match=r"built with CUDA 13.0, but this torch is for CUDA 12.8. Rebuild it: pip install"):
+    with pytest.raises(
+        ImportError, match=r"built with CUDA 13.0, but this torch is for CUDA 12.8. Rebuild it: pip install"
+    ):
         check(monkeypatch, "2.9.0+cu128", "12.8")
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ LAUNCH_BOUNDS = {
     "combine_documents": (128, 1),
     "combine_documents_by_group": (256, 1),
 }
+
+
+OPCODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9]+)", re.MULTILINE)
 
 
 def test_every_kernel_is_there() -> None:
@@ -63,14 +67,15 @@ def test_registers_allow_the_launch() -> None:
             assert rounded * threads * blocks <= 65536, (name, arch, usage)
 
 
-@pytest.mark.parametrize("arch", sorted({arch for kernel in resources().values() for arch in kernel}) if LIBRARY.exists() else [])
+@pytest.mark.parametrize(
+    "arch", sorted({arch for kernel in resources().values() for arch in kernel}) if LIBRARY.exists() else []
+)
 def test_machine_code(arch: str) -> None:
     """No local memory and no atomics in what really runs, and 16-byte loads of values."""
     code = machine_code(arch)
     assert sorted(code) == sorted(resources())
     for name, text in code.items():
-        instructions = {line.split("*/")[1].split()[0 if "@" not in line.split("*/")[1].split()[0] else 1].split(".")[0].rstrip(";")
-                        for line in text.splitlines() if line.strip().startswith("/*") and len(line.split("*/")[1].split()) > 0}  # fmt: skip
+        instructions = set(OPCODE.findall(text))
         assert not instructions & {"LDL", "STL"}, (name, "local memory")
         assert not instructions & {"ATOM", "ATOMG", "ATOMS", "RED", "REDG"}, (name, "atomics")
         if name.startswith("reduce_"):
