@@ -17,9 +17,8 @@ import random
 import subprocess
 import sys
 
-import torch
-
 import segscatter
+import torch
 
 NUM_TOKENS, GROUPS = 131072, 8
 DOCUMENTS = (1, 128, 1024, 4096, 16384, 131072)

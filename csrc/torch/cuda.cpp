@@ -45,7 +45,6 @@ const core::LaunchChoice& launch_choice() {
     using Path = core::ReducePath;
     const char* variable = std::getenv("SEGSCATTER_CUDA_PATH");
     const std::string_view path = variable != nullptr ? variable : "";
-    if (path.empty()) return core::LaunchChoice{};
     if (path == "one_launch") return core::LaunchChoice{Path::kOneLaunch, 0};
     if (path == "two_launches") return core::LaunchChoice{Path::kTwoLaunches, 0};
     if (path == "documents") return core::LaunchChoice{Path::kDocuments, 0};
@@ -53,10 +52,11 @@ const core::LaunchChoice& launch_choice() {
       if (path == "one_launch:" + std::to_string(blocks)) return core::LaunchChoice{Path::kOneLaunch, blocks};
     }
     TORCH_CHECK_VALUE(
-        false,
+        path.empty(),
         "SEGSCATTER_CUDA_PATH must be one_launch, one_launch:N (N blocks in a cluster: 1, 2, 4, 8 or 16), "
         "two_launches or documents, but is ",
         path);
+    return core::LaunchChoice{};
   }();
   return choice;
 }
