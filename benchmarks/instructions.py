@@ -3,8 +3,8 @@
 
     cudasim --cc 9.0 python -m benchmarks.instructions > benchmarks/results/instructions.md
 
-T = 131072 float32 values, bool mask with 25 % live, 8 groups, random document lengths and ids (int32 offsets). Each path
-is forced by SEGSCATTER_CUDA_PATH, and so counted in a process of its own. The time to issue them is instructions /
+T = 131072 float32 values, bool mask with 25 % live, 8 groups, random document lengths and ids (int32). Each path is
+forced by SEGSCATTER_CUDA_PATH, and so counted in a process of its own. The time to issue them is instructions /
 (multiprocessors used x 4 per cycle).
 """
 
@@ -54,9 +54,10 @@ def table(results: dict[str, list[list[int]]]) -> str:
     lines = [
         "# Executed warp instructions, in thousands",
         "",
-        f"segscatter {segscatter.build_info()['version']}, CUDA {segscatter.build_info()['cuda']}, PTX executed by cudasim at "
-        f"compute capability {capability}: `python -m benchmarks.instructions`. T = {NUM_TOKENS} float32, bool mask with "
-        f"25 % live, {GROUPS} groups, random lengths and ids. In brackets: the budget.",
+        f"PTX executed by cudasim at compute capability {capability}, nvcc {segscatter.build_info()['cuda']}: "
+        "`python -m benchmarks.instructions`.",
+        f"T = {NUM_TOKENS} float32, bool mask with 25 % live, {GROUPS} groups, random lengths and ids. "
+        "In brackets: the budget.",
         "",
         "| documents | " + " | ".join(f"{n}" for n in DOCUMENTS) + " |",
         "|---" * (len(DOCUMENTS) + 1) + "|",
