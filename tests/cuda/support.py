@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
 
 import oracle
 import segscatter
@@ -60,6 +62,13 @@ def native_mask(p: Problem) -> Problem:
     if mask is not None and mask.dtype not in NATIVE_MASKS:
         p.kwargs["mask"] = mask.to(torch.float32 if mask.dtype.is_floating_point else torch.int64)
     return p
+
+
+def run(code: str, **environment: str) -> str:
+    """The last line that a new process prints, whether it fails or not."""
+    env = {**os.environ, "PYTHONPATH": ":".join(sys.path), **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    return (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
 # ---- long rows -------------------------------------------------------------------------------------------------------

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 import segscatter
 import torch
 from oracle import Problem
-from simulation import Record, cudasim
-from support import PATH, on_device
+from simulation import Record, cudasim, kernel_name
+from support import PATH, on_device, run
 
 pytestmark = pytest.mark.simulated
 
@@ -143,6 +144,27 @@ def test_tracker_update_copies_host_ids_without_blocking() -> None:
     assert len(record.copies) == 2
     assert all(copy["async"] and copy["pinned"] for copy in record.copies), record.copies
     assert not record.syncs
+
+
+MEAN = """
+import cudasim, json, torch, segscatter
+cudasim.emulate("elementwise_kernel", lambda match: ([4], lambda arguments: None))  # counted, not computed
+values, cu = torch.randn(1000).cuda(), torch.tensor([0, 400, 400, 1000]).cuda()
+mask = (torch.rand(1000) < 0.5).cuda()
+segscatter.segment_mean(values, cu, mask=mask)
+cudasim.reset()
+segscatter.segment_mean(values, cu, mask=mask)
+others = [entry for op in ("memcpy", "memset", "sync") for entry in cudasim.log(op)]
+print(json.dumps([[launch["name"] for launch in cudasim.log("launch")], others]))
+"""
+
+
+def test_segment_mean_is_one_operator_a_clamp_and_a_division() -> None:
+    names, others = json.loads(run(MEAN))
+    ours = [kernel_name(name) for name in names if "segscatter" in name]
+    assert ours in KERNELS[PATH]
+    assert len(names) == len(ours) + 2, names
+    assert not others
 
 
 def test_a_stream_of_ones_own_is_used() -> None:
