@@ -40,13 +40,9 @@ def test_no_atomics(target: int) -> None:
 @each_target
 def test_vector_loads(target: int) -> None:
     """Eight tokens of a lane in pieces of 16 bytes, the 1-byte mask in one of 8."""
-    values = {
-        "float16": r"v4\.b32|v2\.b64",
-        "bfloat16": r"v4\.b32|v2\.b64",
-        "float32": r"v4\.[bf]32|v2\.b64",
-        "float64": r"v2\.[bf]64",
-    }
-    masks = {"mask8": r"v2\.b32|b64", "mask32": r"v4\.b32|v2\.b64", "mask64": r"v2\.b64"}
+    sixteen_bytes = r"v4\.[bfsu]32|v2\.[bfsu]64"
+    values = dict.fromkeys(("float16", "bfloat16", "float32"), sixteen_bytes) | {"float64": r"v2\.[bfsu]64"}
+    masks = {"mask8": r"v2\.[bsu]32|[bsu]64", "mask32": sixteen_bytes, "mask64": r"v2\.[bsu]64"}
     for name, text in kernels(target, "reduce_"):
         arguments = re.split(r"[<>, ]+", name)
         for wanted in (*(values[a] for a in arguments if a in values), *(masks[a] for a in arguments if a in masks)):
