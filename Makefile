@@ -39,7 +39,7 @@ test-python: build
 	$(PY) -m pytest
 
 # The PTX serves the simulator, the machine code the gates. Needs a CUDA torch and nvcc.
-test-cuda: export TORCH_CUDA_ARCH_LIST := 7.5+PTX 8.0+PTX 8.6 8.9 9.0+PTX 10.0 12.0+PTX
+test-cuda: export TORCH_CUDA_ARCH_LIST ?= 7.5+PTX 8.0+PTX 8.6 8.9 9.0+PTX 10.0 12.0+PTX
 test-cuda: export SEGSCATTER_CUDA := ON
 test-cuda: build
 	@echo "== gates on what nvcc made"
