@@ -3,6 +3,7 @@
 #
 #   make demo          train a small language model on files of this machine and follow the loss of every channel
 #   make test          build, then the GoogleTest and pytest suites
+#   make test-cuda     build the CUDA kernels for many GPUs, then the gates on them and their tests under cudasim; no GPU
 #   make lint          clang-format and ruff
 #   make format        let them rewrite the sources
 #   make clean         remove builds and virtual environments
@@ -22,7 +23,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 HAS_TORCH := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8))
 
-.PHONY: demo test test-cpp test-python build lint format clean
+.PHONY: demo test test-cpp test-python test-cuda build lint format clean
 
 demo: build $(VENV)/demo
 	$(PY) examples/demo
@@ -36,6 +37,14 @@ test-cpp: build
 test-python: build
 	@echo "== Python tests"
 	$(PY) -m pytest
+
+# The PTX serves the simulator, the machine code the gates. Needs a CUDA torch and nvcc.
+test-cuda: export TORCH_CUDA_ARCH_LIST ?= 7.5+PTX 8.0+PTX 8.6 8.9 9.0+PTX 10.0 12.0+PTX
+test-cuda: export SEGSCATTER_CUDA := ON
+test-cuda: build
+	@echo "== gates on what nvcc made"
+	PYTHONPATH=python $(PY) -m pytest -q tests/gates
+	PYTHON=$(abspath $(PY)) tests/cuda/simulate.sh
 
 # CMake and ninja decide what is out of date, so this always runs.
 build: $(VENV)/tools

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operators on CUDA: the current stream of the tensors' device, one workspace from the caching allocator (which makes
-// calls safe on several streams and in captured graphs), no synchronisation.
+// The operators on CUDA: the current stream of the tensors' device, one workspace from the caching allocator (which
+// makes calls safe on several streams and in captured graphs), no synchronisation.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdlib>
 #include <mutex>
+#include <string>
 #include <string_view>
 
 #include "core_arguments.h"
@@ -27,15 +28,18 @@ const core::CudaDevice& current_device() {
   std::call_once(entry.once, [&] {
     const core::Status status = core::query_cuda_device(entry.device);
     TORCH_CHECK(status.code != core::Status::Code::kUnsupportedDevice,
-                "segscatter has no CUDA kernels for this GPU: it was built for compute capabilities "
-                SEGSCATTER_CUDA_ARCHITECTURES ". Rebuild it for this one: TORCH_CUDA_ARCH_LIST=<major.minor> pip "
-                "install --no-build-isolation --force-reinstall --no-deps segscatter (", status.message, ")");
+                "segscatter has no CUDA kernels for this GPU: it was built for compute "
+                "capabilities " SEGSCATTER_CUDA_ARCHITECTURES
+                ". Rebuild it for this one: TORCH_CUDA_ARCH_LIST=<major.minor> pip "
+                "install --no-build-isolation --force-reinstall --no-deps segscatter (",
+                status.message, ")");
     check_status(status);
   });
   return entry.device;
 }
 
-/// SEGSCATTER_CUDA_PATH forces a path of the reduction, for measurements and tests: one_launch, two_launches or documents.
+/// SEGSCATTER_CUDA_PATH forces a path of the reduction, for measurements and tests: one_launch, two_launches,
+/// documents, or one_launch:N with clusters of N blocks.
 const core::LaunchChoice& launch_choice() {
   static const core::LaunchChoice choice = [] {
     using Path = core::ReducePath;
@@ -44,7 +48,14 @@ const core::LaunchChoice& launch_choice() {
     if (path == "one_launch") return core::LaunchChoice{Path::kOneLaunch, 0};
     if (path == "two_launches") return core::LaunchChoice{Path::kTwoLaunches, 0};
     if (path == "documents") return core::LaunchChoice{Path::kDocuments, 0};
-    TORCH_CHECK_VALUE(path.empty(), "SEGSCATTER_CUDA_PATH must be one_launch, two_launches or documents, but is ", path);
+    for (const int blocks : {1, 2, 4, 8, 16}) {
+      if (path == "one_launch:" + std::to_string(blocks)) return core::LaunchChoice{Path::kOneLaunch, blocks};
+    }
+    TORCH_CHECK_VALUE(
+        path.empty(),
+        "SEGSCATTER_CUDA_PATH must be one_launch, one_launch:N (N blocks in a cluster: 1, 2, 4, 8 or 16), "
+        "two_launches or documents, but is ",
+        path);
     return core::LaunchChoice{};
   }();
   return choice;
@@ -53,9 +64,13 @@ const core::LaunchChoice& launch_choice() {
 void run(const CoreReduce& call, const at::TensorOptions& options) {
   const core::CudaDevice& device = current_device();
   const std::size_t bytes = core::reduce_cuda_workspace(call.args, device, launch_choice());
-  const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
-  check_status(core::reduce_cuda(call.args, device, launch_choice(), workspace.mutable_data_ptr(), bytes,
-                                 c10::cuda::getCurrentCUDAStream()));
+  at::Tensor workspace;
+  void* memory = nullptr;
+  if (bytes != 0) {
+    workspace = at::empty({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
+    memory = workspace.mutable_data_ptr();
+  }
+  check_status(core::reduce_cuda(call.args, device, launch_choice(), memory, bytes, c10::cuda::getCurrentCUDAStream()));
 }
 
 std::tuple<at::Tensor, at::Tensor> reduce_cuda(const at::Tensor& values, const at::Tensor& cu_seqlens,
@@ -83,8 +98,8 @@ void accumulate_cuda(at::Tensor& sums, at::Tensor& counts, const at::Tensor& val
 }
 
 at::Tensor gather_cuda(const at::Tensor& source, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
-                       int64_t num_tokens, const OptionalTensor& mask, int64_t ignore_index,
-                       std::string_view cp_layout, int64_t cp_size, int64_t cp_rank, OptionalDtype dtype) {
+                       int64_t num_tokens, const OptionalTensor& mask, int64_t ignore_index, std::string_view cp_layout,
+                       int64_t cp_size, int64_t cp_rank, OptionalDtype dtype) {
   const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
   const at::ScalarType out_type = check_gather(source, grouping, num_tokens, dtype);
   const c10::cuda::CUDAGuard guard(source.device());
