@@ -157,7 +157,7 @@ Status gather_cpu(const GatherArgs& args, const Executor& executor = {});
 
 /// What has to be known of a device to plan launches on it.
 struct CudaDevice {
-  int compute_capability = 0;         ///< 10 * major + minor
+  int compute_capability = 0;         ///< 10 * major + minor; of the kernels' code where that is older than the device
   int multiprocessors = 0;
   int shared_memory_per_block = 0;    ///< in bytes, what a kernel may ask for
   int max_cluster_blocks = 1;         ///< 1 without thread block clusters; 8, or 16 where the device can place them
