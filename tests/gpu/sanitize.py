@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small set of calls for compute-sanitizer, which slows kernels down a hundred times: `sanitize.py [SEED [TOKENS...]]`.
+"""A small set of calls for compute-sanitizer, which makes kernels 100 times slower: `sanitize.py [SEED [TOKENS...]]`.
 
 Every kernel family, aligned and unaligned rows, short documents, empty ones, garbage. Results are checked too. Memory
 comes straight from the driver, so that the tool sees the bounds of every tensor.
