@@ -158,20 +158,24 @@ def kernels(call: Callable[[Row], object], row: Row) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
 
+def attempt(what: str, function: Callable, *arguments) -> float | int | None:
+    """None where this machine or torch cannot do it, so that one contender does not cost the whole table."""
+    try:
+        return function(*arguments)
+    except RuntimeError as error:
+        print(f"{what}: {error}", file=sys.stderr)
+        return None
+
+
 def measure(name: str, call: Callable[[Row], object], seconds: float, captured: bool = True) -> dict:
     """`seconds` for all rows together."""
     each = seconds / len(DOCUMENTS) / (1 + captured)
     result: dict = {"name": name, "gpu": [], "cpu": [], "kernels": []}
     for documents in DOCUMENTS:
         row = Row(documents)
-        call(row)
-        result["gpu"].append(gpu_microseconds(call, row, each) if captured else None)
-        result["cpu"].append(cpu_microseconds(call, row, each))
-        try:
-            result["kernels"].append(kernels(call, row))
-        except RuntimeError as error:  # no profiler on this machine
-            print(f"kernels are not counted: {error}", file=sys.stderr)
-            result["kernels"].append(None)
+        result["cpu"].append(attempt(name, cpu_microseconds, call, row, each))
+        result["gpu"].append(attempt(name, gpu_microseconds, call, row, each) if captured else None)
+        result["kernels"].append(attempt(name, kernels, call, row))
     return result
 
 
@@ -207,7 +211,7 @@ def table(results: list[dict]) -> str:
     for key, title in (
         ("gpu", "GPU time (graph replay)"),
         ("cpu", "CPU time of an eager call"),
-        ("kernels", "Kernels"),
+        ("kernels", "Kernels, copies and fills"),
     ):
         lines += [f"| {title} | " + " | ".join(map(str, DOCUMENTS)) + " |", "|---" * (len(DOCUMENTS) + 1) + "|"]
         lines += [f"| {r['name']} | " + " | ".join(map(cell, r[key])) + " |" for r in results]

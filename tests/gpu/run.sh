@@ -71,7 +71,7 @@ else
   touch "$out/compute-sanitizer.skipped"
 fi
 
-step benchmark 110 "$PYTHON" tests/gpu/benchmark.py --seconds 45 --out "$out/benchmark.md"
+step benchmark 110 "$PYTHON" tests/gpu/benchmark.py --seconds 35 --out "$out/benchmark.md"
 cat "$out/benchmark.md" 2>/dev/null
 
 names() { (cd "$out" && for file in *."$1"; do [[ -e $file ]] && basename "$file" ".$1"; done | paste -sd' '); }

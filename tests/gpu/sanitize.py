@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small set of calls for compute-sanitizer, which slows kernels down a hundred times: `sanitize.py [SEED]`.
+"""A small set of calls for compute-sanitizer, which makes kernels 100 times slower: `sanitize.py [SEED [TOKENS...]]`.
 
 Every kernel family, aligned and unaligned rows, short documents, empty ones, garbage. Results are checked too. Memory
 comes straight from the driver, so that the tool sees the bounds of every tensor.
@@ -33,7 +33,7 @@ def main() -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
     calls = 0
-    for num_tokens in (1500, 9000, 70000):
+    for num_tokens in map(int, sys.argv[2:] or (1500, 9000, 70000)):
         for dtype, mask_dtype in MASKS.items():
             for groups in (8, 60, 2000):
                 lengths = [rng.choice([0, 1, 3, 8, 700]) for _ in range(1200)]
