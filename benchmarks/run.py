@@ -51,7 +51,8 @@ def main() -> None:
                 print(f"  {timing.quiet:12.1f} us  {name}")
             for name, why in row.skipped.items():
                 print(f"       skipped     {name}: {why}")
-        report.write(options.out, suite, options.device, rows, options.quick)
+            report.write(options.out, suite, options.device, rows, options.quick)  # what is stopped keeps its rows
+        report.plot(options.out, suite, options.device, rows)
     if options.device == "cpu" and not torch.cuda.is_available():
         print("skipped: everything on CUDA, for want of a GPU")
 
