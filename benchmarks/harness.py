@@ -32,13 +32,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure. A method slower than ``slow_us`` takes part in every tenth round only."""
+    """How much to measure, and which methods not. One slower than ``slow_us`` takes part in every tenth round only."""
 
     rounds: int = 200
     round_us: float = 300.0
     slow_us: float = 20_000.0
     warmup: int = 3
     seconds: float = 20.0
+    without: tuple[str, ...] = ()
 
     @classmethod
     def quick(cls) -> Effort:

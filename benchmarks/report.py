@@ -48,9 +48,9 @@ def _processor() -> str:
 
 
 def write(folder: Path, suite: str, device: str, rows: list[Row], quick: bool) -> None:
-    """``<suite>-<device>-<threads>t.json``, ``.md`` and ``.png`` in the folder."""
+    """``<suite>-<device>-<threads>t.json`` and ``.md`` in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = folder / f"{suite}-{device}" if device == "cuda" else folder / f"{suite}-cpu-{torch.get_num_threads()}t"
+    stem = _stem(folder, suite, device)
     env = environment(device, quick)
     results = [
         {
@@ -64,7 +64,10 @@ def write(folder: Path, suite: str, device: str, rows: list[Row], quick: bool) -
     text = json.dumps({"suite": suite, "environment": env, "results": results}, indent=1)
     stem.with_suffix(".json").write_text(text + "\n")
     stem.with_suffix(".md").write_text(markdown(suite, rows, env))
-    plot(stem.with_suffix(".png"), suite, rows)
+
+
+def _stem(folder: Path, suite: str, device: str) -> Path:
+    return folder / (f"{suite}-cuda" if device == "cuda" else f"{suite}-cpu-{torch.get_num_threads()}t")
 
 
 def markdown(suite: str, rows: list[Row], env: dict[str, object]) -> str:
@@ -107,14 +110,15 @@ def _ratio(row: Row, name: str) -> float:
     return row.timings[name].quiet / row.timings[OURS].quiet
 
 
-def plot(path: Path, suite: str, rows: list[Row]) -> None:
-    """Lines where one number (documents, tokens) grows from case to case, else bars of ratios."""
+def plot(folder: Path, suite: str, device: str, rows: list[Row]) -> None:
+    """``.png`` beside the tables: lines where documents or tokens grow from case to case, else bars of ratios."""
     try:
         import matplotlib
     except ImportError:
         print("no plots: matplotlib is not installed")
         return
     matplotlib.use("Agg")
+    path = _stem(folder, suite, device).with_suffix(".png")
     if suite == "scale":
         _lines(path, rows, "tokens", "tokens in the row")
     elif suite in ("reference", "peers"):

@@ -29,6 +29,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="torch's threads on the CPU (1: the clock is CPU time)")
     parser.add_argument("--quick", action="store_true", help="a few small cases, for breakage and not for numbers")
     parser.add_argument("--seconds", type=float, help="time limit of each case")
+    parser.add_argument("--without", action="append", default=[], metavar="METHOD", help="leave out a (slow) method")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     return parser.parse_args(arguments)
 
@@ -40,8 +41,7 @@ def main() -> None:
     if options.threads or options.quick:  # where CI shares its cores, waiting for threads would take most of the time
         torch.set_num_threads(options.threads or 1)
     effort = Effort.quick() if options.quick else Effort()
-    if options.seconds:
-        effort = dataclasses.replace(effort, seconds=options.seconds)
+    effort = dataclasses.replace(effort, without=tuple(options.without), seconds=options.seconds or effort.seconds)
     for suite in SUITES if options.suite == "all" else [options.suite]:
         rows = []
         for row in SUITES[suite](options.device, options.quick, effort):
@@ -51,7 +51,8 @@ def main() -> None:
                 print(f"  {timing.quiet:12.1f} us  {name}")
             for name, why in row.skipped.items():
                 print(f"       skipped     {name}: {why}")
-        report.write(options.out, suite, options.device, rows, options.quick)
+            report.write(options.out, suite, options.device, rows, options.quick)  # what is stopped keeps its rows
+        report.plot(options.out, suite, options.device, rows)
     if options.device == "cpu" and not torch.cuda.is_available():
         print("skipped: everything on CUDA, for want of a GPU")
 

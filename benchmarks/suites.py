@@ -27,7 +27,9 @@ class Row:
 
 
 def measure(case: Case, contenders: list[methods.Method], device: str, effort: Effort) -> Row:
+    contenders = [method for method in contenders if method.name not in effort.without]
     calls, skipped = methods.checked_calls(case, contenders)
+    skipped |= dict.fromkeys(effort.without, "not asked for")
     return Row(case.name, case.coordinates, compare(calls, device, effort), skipped)
 
 

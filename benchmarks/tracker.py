@@ -23,7 +23,8 @@ FLUSH_BYTES = 64 << 20
 
 def tracker_suite(device: str, quick: bool, effort: Effort) -> Iterator[Result]:
     yield update(device, effort)
-    yield encoding(device, 1024 if quick else 16384, effort)
+    for fresh in (False, True):
+        yield encoding(device, 1024 if quick else 16384, fresh, effort)
     yield cold_call(device, effort)
     for processes in (2,) if quick else (2, 4):
         yield reduction(processes, 5 if quick else 200)
@@ -49,8 +50,11 @@ def update(device: str, effort: Effort) -> Result:
     return "tracker.update, 1024 documents", case.coordinates, timings
 
 
-def encoding(device: str, documents: int, effort: Effort) -> Result:
-    """Names of documents to an id tensor: the native encoder against a list comprehension."""
+def encoding(device: str, documents: int, fresh: bool, effort: Effort) -> Result:
+    """Names of documents to an id tensor: the native encoder against a list comprehension.
+
+    fresh: every name of every call is a new string, as decoders of data sets make them; else few strings are shared.
+    """
     registry = segscatter.ChannelRegistry(CHANNELS)
     generator = torch.Generator().manual_seed(cases.SEED)
     names = [CHANNELS[i] for i in torch.randint(len(CHANNELS), (documents,), generator=generator)]
@@ -59,10 +63,15 @@ def encoding(device: str, documents: int, effort: Effort) -> Result:
     def comprehension():
         return torch.tensor([slots[name] for name in names], dtype=torch.int32)
 
+    def renew():
+        names[:] = [name.encode().decode() for name in names]
+
     if not torch.equal(registry.encode(names).cpu(), comprehension()):
         raise AssertionError("registry.encode and a list comprehension disagree")
     methods = {"registry.encode": lambda: registry.encode(names), "comprehension + torch.tensor": comprehension}
-    return f"encoding {documents} names", {"documents": documents}, compare(methods, "cpu", effort)
+    kind = "fresh strings" if fresh else "shared strings"
+    timings = compare(methods, "cpu", effort, before_each=renew if fresh else None)
+    return f"encoding {documents} names, {kind}", {"documents": documents}, timings
 
 
 def cold_call(device: str, effort: Effort) -> Result:
