@@ -60,10 +60,12 @@ class Mutant:
     original: str
     changed: str
     is_barrier: bool
+    occurrence: int  # the same change of the same text may be possible at several places of a file
 
     def key(self) -> str:
         """What survivors.txt calls it: independent of line numbers."""
-        return f"{self.file}: {squeeze(self.original)}  =>  {squeeze(self.changed)}"
+        which = f" (#{self.occurrence})" if self.occurrence > 1 else ""
+        return f"{self.file}: {squeeze(self.original)}  =>  {squeeze(self.changed)}{which}"
 
 
 def squeeze(text: str) -> str:
@@ -96,15 +98,15 @@ def split_top(text: str, separator: str) -> list[str]:
 
 
 def regions(text: str):
-    """Expressions worth changing: (begin, end, what to put in place of a condition to switch it off)."""
+    """Expressions worth changing: (begin, end, constants to put in place of a condition, None for others)."""
     found = []
     for match in re.finditer(r"\b(if|while) \(", text):
         begin = match.end()
         end = closing(text, begin - 1)
         leaves = re.match(r"\)\s*\{?\s*(return|continue|break)\b", text[end:])
         has_else = re.match(r"\)\s*\{[^{}]*\}\s*else", text[end:])
-        off = "" if match.group(1) == "while" or has_else else "false" if leaves else "true"
-        found.append((begin, end, off))
+        fixed = [] if match.group(1) == "while" or has_else else ["false"] if leaves else ["true", "false"]
+        found.append((begin, end, fixed))
     for match in re.finditer(r"\bfor \(", text):
         begin = match.end()
         parts = split_top(text[begin : closing(text, begin - 1)], ";")
@@ -119,9 +121,9 @@ def regions(text: str):
             found.append((begin, match.end() - 1, None))
     found.sort()
     last = 0
-    for begin, end, off in found:
+    for begin, end, fixed in found:
         if begin >= last and "[&]" not in text[begin:end]:
-            yield begin, end, off
+            yield begin, end, fixed
             last = end
 
 
@@ -145,10 +147,9 @@ def operand_bounds(text: str, at: int, length: int) -> tuple[int, int]:
     return begin, end
 
 
-def changes(expression: str, off: str | None):
+def changes(expression: str, fixed: list[str] | None):
     """All ways to break one expression."""
-    if off:
-        yield off
+    yield from fixed or []
     for old, new in ((" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > ")):
         for match in re.finditer(re.escape(old), expression):
             yield expression[: match.start()] + new + expression[match.end() :]
@@ -174,7 +175,9 @@ def mutate(root: pathlib.Path) -> list[Mutant]:
 
     def add(file: str, text: str, at: int, original: str, changed: str, is_barrier: bool = False) -> int:
         number = len(mutants) + 1
-        mutants.append(Mutant(number, file, text.count("\n", 0, at) + 1, original, changed, is_barrier))
+        alike = [m for m in mutants if (m.file, m.original, m.changed) == (file, original, changed)]
+        line = text.count("\n", 0, at) + 1
+        mutants.append(Mutant(number, file, line, original, changed, is_barrier, len(alike) + 1))
         return number
 
     for path in sorted((root / KERNELS).glob("*.cuh")):
@@ -198,13 +201,13 @@ def mutate(root: pathlib.Path) -> list[Mutant]:
             edits.append(
                 (at, at + len(original), f"if (segscatter_mutant == {number}) {{ {changed} }} else {{ {inner} }}")
             )
-        for begin, end, off in regions(code):
+        for begin, end, fixed in regions(code):
             if any(begin < edit[1] and edit[0] < end for edit in edits):
                 continue
             expression = code[begin:end]
-            as_bool = "" if off is None else "bool"  # the condition of an if or while may be a pointer or a number
+            as_bool = "" if fixed is None else "bool"  # the condition of an if or while may be a pointer or a number
             choice = ""
-            for changed in dict.fromkeys(changes(expression, off)):
+            for changed in dict.fromkeys(changes(expression, fixed)):
                 number = add(path.name, text, begin, expression, changed)
                 choice += f"segscatter_mutant == {number} ? {as_bool}({changed}) : "
             if choice:

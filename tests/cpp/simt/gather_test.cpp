@@ -122,7 +122,7 @@ Problem random_problem(Rng& rng, std::int64_t max_tokens, Documents kind) {
 }
 
 TEST(Gather, RandomProblems) {
-  for (int round = 0; round < rounds(300, 12); ++round) {
+  for (int round = 0; round < rounds(250, 24); ++round) {
     Rng rng(round);
     const auto kind = static_cast<Documents>(round % kDocumentKinds);
     const Problem p = random_problem(rng, 4000, kind);

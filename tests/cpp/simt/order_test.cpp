@@ -43,6 +43,26 @@ Pair butterfly(std::vector<Pair> lanes) {
   return lanes[0];
 }
 
+// The second of two launches: thread t adds up chunks t, t + threads, ..., then warps and block add up their threads.
+Pair combined(const std::vector<Pair>& chunks, int threads) {
+  std::vector<Pair> sums(threads);
+  for (std::size_t chunk = 0; chunk < chunks.size(); ++chunk) sums[chunk % threads].add(chunks[chunk]);
+  Pair total;
+  for (int warp = 0; warp < threads / 32; ++warp) {
+    const Pair sum = butterfly({sums.begin() + 32 * warp, sums.begin() + 32 * (warp + 1)});
+    if (warp == 0) {
+      total = sum;
+    } else {
+      total.add(sum);
+    }
+  }
+  return total;
+}
+
+double value(const Pair& sum) {
+  return static_cast<double>(sum.high) + static_cast<double>(sum.low);
+}
+
 // Sums by group where every lane has sums of its own: each lane adds its tokens in order (8 consecutive ones of every
 // row of 256), then the block adds up its warps' lanes, then the chunks are added up.
 std::vector<double> sums_in_order(const Problem& problem, const ReducePlan& plan) {
@@ -75,19 +95,9 @@ std::vector<double> sums_in_order(const Problem& problem, const ReducePlan& plan
     if (plan.path == ReducePath::kOneLaunch) {
       for (const Pair& chunk : chunks) total.add(chunk);
     } else {
-      const int threads = plan.launches[1].block;
-      std::vector<Pair> thread_sums(threads);
-      for (std::int64_t chunk = 0; chunk < plan.chunks; ++chunk) thread_sums[chunk % threads].add(chunks[chunk]);
-      for (int warp = 0; warp < threads / 32; ++warp) {
-        const Pair sum = butterfly({thread_sums.begin() + 32 * warp, thread_sums.begin() + 32 * (warp + 1)});
-        if (warp == 0) {
-          total = sum;
-        } else {
-          total.add(sum);
-        }
-      }
+      total = combined(chunks, plan.launches[1].block);
     }
-    result.push_back(static_cast<double>(total.high) + static_cast<double>(total.low));
+    result.push_back(value(total));
   }
   return result;
 }
@@ -96,8 +106,7 @@ TEST(Order, PrivateEntries) {
   for (int round = 0; round < rounds(40, 4); ++round) {
     Rng rng(round);
     Problem p;
-    const bool wide = round == 0 && effort() >= 50;  // enough chunks for a wide combination
-    p.num_tokens = wide ? 270000 : uniform(rng, 1, effort() < 5 ? 3000 : 12000);
+    p.num_tokens = uniform(rng, 1, effort() < 5 ? 3000 : 12000);
     p.num_groups = uniform(rng, 1, 16);
     p.offsets = make_offsets(rng, static_cast<Documents>(round % 10), p.num_tokens);
     p.ids = make_ids(rng, Ids::kSomeOutside, p.num_segments(), p.num_groups);
@@ -107,7 +116,7 @@ TEST(Order, PrivateEntries) {
     for (const core::LaunchChoice choice :
          {core::LaunchChoice{ReducePath::kTwoLaunches, 0}, core::LaunchChoice{ReducePath::kOneLaunch, 1},
           core::LaunchChoice{ReducePath::kOneLaunch, 4}}) {
-      if (choice.cluster_blocks == 4 && (wide || effort() < 5)) continue;
+      if (choice.cluster_blocks == 4 && effort() < 5) continue;
       const ReducePlan plan = core::plan_reduce(sizes_of(p), hopper(), choice);
       ASSERT_TRUE(plan.status.ok());
       ASSERT_TRUE(plan.private_entries);
@@ -119,6 +128,51 @@ TEST(Order, PrivateEntries) {
                                         << choice.cluster_blocks;
       }
     }
+  }
+}
+
+// The second launch alone, for few chunks and for many (a wider block), on sums by chunk that are made up.
+TEST(Order, Combination) {
+  for (const std::int64_t tokens : {5000, 2048 * 32, 2048 * 128, 2048 * 129, 2048 * 600}) {
+    Rng rng(tokens);
+    Problem p;
+    p.num_tokens = tokens;
+    p.num_groups = 3;
+    p.num_rows = 2;
+    const core::ReduceSizes sizes{tokens, 1, p.num_groups, p.num_rows, true};
+    const ReducePlan plan = core::plan_reduce(sizes, hopper(), {ReducePath::kTwoLaunches, 0});
+    ASSERT_TRUE(plan.status.ok());
+    std::vector<std::uint64_t> workspace(plan.workspace.bytes / 8 + 1);
+    auto* bytes = reinterpret_cast<unsigned char*>(workspace.data());
+    std::vector<double> want, sums(6, NAN);
+    std::vector<std::int64_t> want_counts(3, 0), counts(3, -1);
+    for (std::int64_t i = 0; i < 6; ++i) {
+      std::vector<Pair> chunks(plan.chunks);
+      for (Pair& chunk : chunks) {
+        chunk.high = std::normal_distribution<float>(0, 1e4f)(rng);
+        chunk.low = std::normal_distribution<float>(0, 1e-4f)(rng);
+      }
+      std::memcpy(bytes + plan.workspace.sums + i * plan.chunks * sizeof(Pair), chunks.data(),
+                  chunks.size() * sizeof(Pair));
+      want.push_back(value(combined(chunks, plan.launches[1].block)));
+    }
+    for (std::int64_t i = 0; i < 3 * plan.chunks; ++i) {
+      const auto count = static_cast<std::uint32_t>(rng());
+      std::memcpy(bytes + plan.workspace.counts + i * sizeof(count), &count, sizeof(count));
+      want_counts[i / plan.chunks] += count;
+    }
+    core::ReduceArgs args;
+    args.num_rows = p.num_rows;
+    args.num_tokens = tokens;
+    args.segments.num_segments = 1;
+    args.segments.num_groups = p.num_groups;
+    args.segments.map = core::make_offset_map(ContextParallelLayout::kNone, 1, 0, tokens);
+    args.sums = sums.data();
+    args.sum_type = FloatType::kFloat64;
+    args.counts = counts.data();
+    simt::run({reduce_launches(args, plan, bytes)[1]}, 9);
+    EXPECT_EQ(sums, want) << plan.chunks << " chunks";
+    EXPECT_EQ(counts, want_counts) << plan.chunks << " chunks";
   }
 }
 

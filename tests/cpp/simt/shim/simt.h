@@ -42,8 +42,7 @@ void run(const std::vector<Launch>& stream, std::uint64_t seed);
 /// Launches that run() has finished so far in this process.
 std::uint64_t launches_run();
 
-// ---- what the running thread may ask and do
-// --------------------------------------------------------------------------
+// ---- what the running thread may ask and do ----
 
 struct ThreadIndices {
   unsigned thread, block_threads, block, grid_blocks;

@@ -155,13 +155,6 @@ inline std::uint64_t bits_of_double(double value) {
   return bits;
 }
 
-inline std::uint16_t bfloat16_of_float(float value) {
-  if (value != value) return 0x7fff;
-  const std::uint32_t bits = bits_of_float(value);
-  const std::uint32_t below = bits & 0xffff;  // what is cut off, against half a step
-  const bool up = below > 0x8000 || (below == 0x8000 && (bits >> 16 & 1) != 0);
-  return static_cast<std::uint16_t>((bits >> 16) + (up ? 1 : 0));
-}
 float float_of_half(std::uint16_t bits);
 std::uint16_t half_of_float(float value);
 

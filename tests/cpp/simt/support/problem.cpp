@@ -213,7 +213,8 @@ std::uint64_t mask_pattern(Rng& rng, const Problem& problem, bool live) {
         break;
       case MaskType::kFloat32:
         bits = choose<std::uint32_t>(
-            rng, {0x3f800000u, 0x7fc00000u, 1u, 0x80000001u, 0x7f800000u, static_cast<std::uint32_t>(bits)});
+            rng, {0x3f800000u, 0x7fc00000u, 1u, 0x80000001u, 0x7f800000u,
+                  bit_cast<std::uint32_t>(static_cast<float>(-ignore)), static_cast<std::uint32_t>(bits)});
         break;
     }
     if (decode(problem.mask_type, bits) != static_cast<long double>(ignore)) return bits;

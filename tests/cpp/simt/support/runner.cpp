@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+
 #include "csrc/core/cuda/kernels.cuh"
 #include "csrc/core/cuda/params.cuh"
 #include "csrc/core/segments.h"
@@ -106,42 +108,21 @@ simt::Launch on_shim(const KernelLaunch& launch, void (*kernel)(Params), const P
           launch.dependent};
 }
 
-const cuda::ReduceKernels& reduce_kernels_of(FloatType type, int mask_index) {
-  switch (type) {
-    case FloatType::kFloat16:
-      return cuda::reduce_kernels<cuda::Float16>(mask_index);
-    case FloatType::kBFloat16:
-      return cuda::reduce_kernels<cuda::BFloat16>(mask_index);
-    case FloatType::kFloat32:
-      return cuda::reduce_kernels<cuda::Float32>(mask_index);
-    default:
-      return cuda::reduce_kernels<double>(mask_index);
+class LaunchReport : public ::testing::Environment {
+  void TearDown() override {
+    std::printf("%llu kernel launches were simulated\n", static_cast<unsigned long long>(simt::launches_run()));
   }
-}
+};
+[[maybe_unused]] const auto* const report = ::testing::AddGlobalTestEnvironment(new LaunchReport);
 
 }  // namespace
 
 std::vector<simt::Launch> reduce_launches(const ReduceArgs& args, const ReducePlan& plan, void* workspace) {
   const Mask mask = detail::simplify(args.mask);
   const cuda::ReduceParams params = cuda::make_reduce_params(args, mask, plan, workspace);
-  const cuda::ReduceKernels& first = reduce_kernels_of(args.value_type, cuda::mask_index(cuda::mask_bytes(mask.type)));
-  const cuda::CombineKernels& second = args.value_type == FloatType::kFloat64 ? cuda::combine_kernels<cuda::DoubleSum>()
-                                                                              : cuda::combine_kernels<cuda::FloatSum>();
   std::vector<simt::Launch> stream;
   for (int i = 0; i < plan.num_launches; ++i) {
-    const KernelLaunch& launch = plan.launches[i];
-    const bool last = i + 1 == plan.num_launches;
-    cuda::ReduceKernel kernel;
-    if (plan.path == ReducePath::kOneLaunch) {
-      kernel = first.cluster[plan.private_entries];
-    } else if (plan.path == ReducePath::kTwoLaunches) {
-      kernel = last ? second.partials[launch.block == cuda::kCombineThreads[1]] : first.partials[plan.private_entries];
-    } else if (last) {
-      kernel = args.segments.group_ids.data != nullptr ? second.documents_by_group : second.documents;
-    } else {
-      kernel = first.documents;
-    }
-    stream.push_back(on_shim(launch, kernel, params));
+    stream.push_back(on_shim(plan.launches[i], cuda::select_kernel(args, mask, plan, i), params));
   }
   return stream;
 }
@@ -149,8 +130,7 @@ std::vector<simt::Launch> reduce_launches(const ReduceArgs& args, const ReducePl
 std::vector<simt::Launch> gather_launches(const GatherArgs& args, const GatherPlan& plan) {
   if (plan.num_launches == 0) return {};
   const Mask mask = detail::simplify(args.mask);
-  const cuda::GatherKernel kernel = cuda::gather_kernel(args.out_type, cuda::mask_index(cuda::mask_bytes(mask.type)));
-  return {on_shim(plan.launch, kernel, cuda::make_gather_params(args, mask, plan))};
+  return {on_shim(plan.launch, cuda::select_kernel(args, mask), cuda::make_gather_params(args, mask, plan))};
 }
 
 ReduceResult run_reduce(const Problem& problem, const How& how) {
