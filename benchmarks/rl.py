@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -123,21 +124,18 @@ def measure(calls: dict[str, Callable[[], None]], device: torch.device, rounds: 
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def results(
-    tokens: list[int], samples: list[int], metrics: list[int], device: torch.device, rounds: int
-) -> Iterator[dict[str, float | int | str]]:
-    """One row per case and direction: its sizes, and the seconds of each contender."""
-    for num_tokens in tokens:
-        for num_samples in samples:
-            for num_metrics in metrics:
-                contenders = Case(num_tokens, num_samples, num_metrics, device).contenders()
-                wanted = contenders["loop"][0](contenders["loop"][1])
-                for function, values in contenders.values():
-                    torch.testing.assert_close(function(values), wanted, rtol=1e-4, atol=1e-3)
-                for direction in (forward, forward_backward):
-                    calls = {name: partial(direction, *contender) for name, contender in contenders.items()}
-                    sizes = {"T": num_tokens, "S": num_samples, "K": num_metrics, "pass": direction.__name__}
-                    yield sizes | measure(calls, device, rounds)
+def cases(
+    tokens: list[int], samples: list[int], metrics: list[int], device: torch.device
+) -> Iterator[tuple[dict[str, int | str], dict[str, Callable[[], None]]]]:
+    """Sizes and direction of a case, and what to measure: contenders that were found to agree."""
+    for num_tokens, num_samples, num_metrics in itertools.product(tokens, samples, metrics):
+        contenders = Case(num_tokens, num_samples, num_metrics, device).contenders()
+        wanted = contenders["loop"][0](contenders["loop"][1])
+        for function, values in contenders.values():
+            torch.testing.assert_close(function(values), wanted, rtol=1e-4, atol=1e-3)
+        for direction in (forward, forward_backward):
+            sizes = {"T": num_tokens, "S": num_samples, "K": num_metrics, "pass": direction.__name__}
+            yield sizes, {name: partial(direction, *contender) for name, contender in contenders.items()}
 
 
 def operator_results(num_tokens: int, device: torch.device, rounds: int) -> Iterator[dict[str, float | int]]:
@@ -186,7 +184,8 @@ def main() -> None:
         for num_tokens in options.tokens:
             print_table(operator_results(num_tokens, options.device, options.rounds))
     else:
-        rows = results(options.tokens, options.samples, options.metrics, options.device, options.rounds)
+        measured = cases(options.tokens, options.samples, options.metrics, options.device)
+        rows = (sizes | measure(calls, options.device, options.rounds) for sizes, calls in measured)
         print_table(rows, ratios=(("loop", "reducer"), ("padded", "reducer"), ("loop", "built")))
 
 

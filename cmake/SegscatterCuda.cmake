@@ -34,9 +34,9 @@ if(NOT CMAKE_CUDA_COMPILER)
   endif()
   if(NOT SEGSCATTER_NVCC)
     message(FATAL_ERROR
-            "torch ${SEGSCATTER_TORCH_VERSION} has CUDA ${SEGSCATTER_TORCH_CUDA}, but no nvcc was found (CUDA runtime "
-            "images have none; devel images do). Install the CUDA Toolkit ${SEGSCATTER_TORCH_CUDA} and set CUDA_HOME, or "
-            "build for the CPU only: SEGSCATTER_CUDA=OFF")
+            "segscatter: no nvcc was found to build CUDA kernels (torch: ${SEGSCATTER_TORCH_VERSION}, its CUDA: "
+            "${SEGSCATTER_TORCH_CUDA}). CUDA runtime images have none; devel images do. Install that CUDA Toolkit and set "
+            "CUDA_HOME, or build for the CPU only: SEGSCATTER_CUDA=OFF")
   endif()
   set(CMAKE_CUDA_COMPILER ${SEGSCATTER_NVCC})
 endif()

@@ -28,7 +28,8 @@ target_compile_options(
             $<$<AND:$<BOOL:${SEGSCATTER_WERROR}>,$<COMPILE_LANG_AND_ID:CXX,GNU,Clang,AppleClang>>:-Werror>
             $<$<COMPILE_LANG_AND_ID:CXX,MSVC>:/W3 /fp:strict /Zc:preprocessor>)
 if(SEGSCATTER_SANITIZE)
-  target_compile_options(segscatter_options INTERFACE -fsanitize=${SEGSCATTER_SANITIZE} -fno-sanitize-recover=all
-                                                      -fno-omit-frame-pointer)
+  target_compile_options(
+    segscatter_options
+    INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${SEGSCATTER_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
   target_link_options(segscatter_options INTERFACE -fsanitize=${SEGSCATTER_SANITIZE})
 endif()

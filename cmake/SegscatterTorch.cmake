@@ -2,19 +2,24 @@
 # The targets segscatter_libtorch and segscatter_libtorch_cuda: headers and libraries of the torch to build against; and
 # SEGSCATTER_TORCH_VERSION, SEGSCATTER_TORCH_CUDA (the CUDA version of that torch, or empty).
 #
-# With a Python that imports torch, that torch is taken and asked for its paths. find_package(Torch) would do, but for a
-# CUDA torch it insists on a CUDA Toolkit even where nothing of ours needs one. Without such a Python, find_package.
+# A LibTorch that CMAKE_PREFIX_PATH or Torch_DIR names is taken, unless Python_EXECUTABLE is given. Else a Python that
+# imports torch is asked for that torch's paths. find_package(Torch) would find it too, but for a CUDA torch it insists on
+# a CUDA Toolkit even where nothing of ours needs one.
 
 set(SEGSCATTER_TORCH_MINIMUM 2.8)
 
 if(NOT Python_EXECUTABLE)
-  find_package(Python COMPONENTS Interpreter QUIET)
+  find_package(Torch QUIET)
+  if(NOT Torch_FOUND)
+    find_package(Python COMPONENTS Interpreter QUIET)
+  endif()
 endif()
 set(ask_torch [[
 import torch, torch.utils.cpp_extension as extension
-print(torch.__version__, torch.version.cuda or "", extension.TORCH_LIB_PATH, *extension.include_paths(), sep="\n")
+facts = torch.__version__, torch.version.cuda or "", extension.TORCH_LIB_PATH, int(torch.compiled_with_cxx11_abi())
+print(*facts, *extension.include_paths(), sep="\n")
 ]])
-if(Python_EXECUTABLE AND NOT Torch_DIR)
+if(Python_EXECUTABLE AND NOT Torch_FOUND)
   execute_process(COMMAND ${Python_EXECUTABLE} -c "${ask_torch}" OUTPUT_VARIABLE answer ERROR_VARIABLE error
                   RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
 endif()
@@ -22,16 +27,15 @@ endif()
 add_library(segscatter_libtorch INTERFACE)
 if(DEFINED failed AND NOT failed)
   string(REPLACE "\n" ";" answer "${answer}")
-  list(POP_FRONT answer SEGSCATTER_TORCH_VERSION SEGSCATTER_TORCH_CUDA SEGSCATTER_TORCH_LIB_DIR)
+  list(POP_FRONT answer SEGSCATTER_TORCH_VERSION SEGSCATTER_TORCH_CUDA SEGSCATTER_TORCH_LIB_DIR cxx11_abi)
   target_include_directories(segscatter_libtorch SYSTEM INTERFACE ${answer})
   foreach(library torch torch_cpu c10)
     target_link_libraries(segscatter_libtorch INTERFACE ${SEGSCATTER_TORCH_LIB_DIR}/lib${library}.so)
   endforeach()
-  target_compile_definitions(segscatter_libtorch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
+  target_compile_definitions(segscatter_libtorch INTERFACE _GLIBCXX_USE_CXX11_ABI=${cxx11_abi})
   add_library(segscatter_libtorch_cuda INTERFACE)
   target_link_libraries(segscatter_libtorch_cuda INTERFACE ${SEGSCATTER_TORCH_LIB_DIR}/libc10_cuda.so)
 else()
-  find_package(Torch QUIET)
   if(NOT Torch_FOUND)
     message(FATAL_ERROR
             "segscatter needs torch >= ${SEGSCATTER_TORCH_MINIMUM} to build its operators and found none. Either install "

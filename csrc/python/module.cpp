@@ -58,7 +58,7 @@ constexpr std::int32_t kUnknownType = -2;  // next to NameTable::kAbsent: the ta
 // Looks up strings as they are, and integers in decimal behind `int_prefix`: with "" 1 is the name "1", while a byte
 // that UTF-8 does not use keeps the two apart.
 std::int32_t find(const NameTable& table, PyObject* name, std::string_view int_prefix) {
-  if (PyUnicode_Check(name)) {
+  if (PyUnicode_CheckExact(name)) {  // a subclass may have another str()
     py::ssize_t size = 0;
     if (const char* const text = PyUnicode_AsUTF8AndSize(name, &size)) {
       return table.find({text, static_cast<std::size_t>(size)});

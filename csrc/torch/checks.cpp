@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checks.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/util/Exception.h>
 
 namespace segscatter {
@@ -44,7 +45,7 @@ void check_mask(const char* op, const OptionalTensor& mask, const c10::SymInt& n
                     ": mask must have shape [T] or [1, T], but has shape ", mask->sym_sizes());
   TORCH_CHECK_VALUE(mask->sym_size(-1) == num_tokens, op, ": mask has ", mask->sym_size(-1), " elements for ",
                     num_tokens, " tokens; it needs one for each");
-  TORCH_CHECK_TYPE(is_mask_dtype(mask->scalar_type()), op, ": mask must be bool, integer or float, but is ",
+  TORCH_CHECK_TYPE(is_mask_dtype(mask->scalar_type()), op, ": mask must be bool, integer (but uint64) or float, but is ",
                    mask->scalar_type());
   check_device(op, "mask", *mask, device, device_of);
 }
@@ -101,7 +102,10 @@ void check_segments(const char* op, const Grouping& grouping, const c10::SymInt&
                     grouping.cp_size, "), but is ", grouping.cp_rank);
   TORCH_CHECK_VALUE(layout != core::ContextParallelLayout::kNone || grouping.cp_size == 1, op,
                     ": cp_layout 'none' means one rank, but cp_size is ", grouping.cp_size);
-  if (layout == core::ContextParallelLayout::kPerSequence) {
+  constexpr int64_t kMaxRow = int64_t{1} << 62;
+  TORCH_CHECK_VALUE(grouping.cp_size <= kMaxRow / 2 && num_tokens <= kMaxRow / (2 * grouping.cp_size), op, ": cp_size ",
+                    grouping.cp_size, " times ", num_tokens, " tokens is no possible row length");
+  if (layout == core::ContextParallelLayout::kPerSequence && grouping.cp_size > 1) {
     TORCH_CHECK_VALUE(num_tokens % 2 == 0, op, ": cp_layout 'per_sequence' needs an even number of tokens, but got ",
                       num_tokens);
   }
@@ -140,6 +144,17 @@ void check_accumulate(const at::Tensor& sums, const at::Tensor& counts, const at
   TORCH_CHECK_VALUE(counts.is_contiguous(), kAccumulate, ": counts must be contiguous, but has strides ",
                     counts.sym_strides());
   check_grouping(kAccumulate, grouping, num_groups, values.sym_size(-1), values.device(), "values");
+}
+
+void check_no_overlap(const at::Tensor& sums, const at::Tensor& counts, const at::Tensor& values,
+                      const Grouping& grouping) {
+  at::assert_no_overlap(sums, counts);
+  for (const at::Tensor& out : {sums, counts}) {
+    at::assert_no_overlap(out, values);
+    at::assert_no_overlap(out, grouping.cu_seqlens);
+    if (grouping.group_ids) at::assert_no_overlap(out, *grouping.group_ids);
+    if (grouping.mask) at::assert_no_overlap(out, *grouping.mask);
+  }
 }
 
 at::ScalarType check_gather(const at::Tensor& source, const Grouping& grouping, const c10::SymInt& num_tokens,

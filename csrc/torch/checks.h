@@ -26,6 +26,9 @@ at::ScalarType check_reduce(const at::Tensor& values, const Grouping& grouping, 
                             OptionalDtype dtype);
 void check_accumulate(const at::Tensor& sums, const at::Tensor& counts, const at::Tensor& values,
                       const Grouping& grouping);
+/// Throws RuntimeError where `sums` or `counts` share memory with another argument. Not for tensors without data.
+void check_no_overlap(const at::Tensor& sums, const at::Tensor& counts, const at::Tensor& values,
+                      const Grouping& grouping);
 /// Returns the dtype of the result.
 at::ScalarType check_gather(const at::Tensor& source, const Grouping& grouping, const c10::SymInt& num_tokens,
                             OptionalDtype dtype);

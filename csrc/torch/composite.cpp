@@ -22,6 +22,16 @@ at::Tensor local_offsets(const at::Tensor& cu_seqlens, const core::OffsetMap& ma
   return part(map.windows[0]).add(part(map.windows[1]));
 }
 
+/// [T], bool. ATen compares in the tensor's type, so integers are widened until that is exact, and floats checked.
+at::Tensor live_tokens(at::Tensor mask, int64_t ignore_index) {
+  mask = mask.reshape({-1});
+  widen_mask(mask, ignore_index);
+  if (mask.scalar_type() != at::kFloat) return mask.to(at::kLong).ne(ignore_index);
+  const float number = static_cast<float>(ignore_index);
+  const bool exact = number < 0x1p63f && static_cast<int64_t>(number) == ignore_index;
+  return exact ? mask.ne(number) : at::ones_like(mask, at::kBool);
+}
+
 /// [T], the group of every token; num_groups for tokens that are dead or in no group.
 at::Tensor token_groups(const Grouping& grouping, int64_t num_groups, int64_t num_tokens) {
   const core::OffsetMap map = core::make_offset_map(parse_layout("segscatter", grouping.cp_layout), grouping.cp_size,
@@ -33,18 +43,12 @@ at::Tensor token_groups(const Grouping& grouping, int64_t num_groups, int64_t nu
   ids = at::where(ids.ge(0).logical_and(ids.lt(num_groups)), ids, none);
   ids = at::cat({none.reshape({1}), ids, none.reshape({1})});  // before, inside and behind the segments
   at::Tensor groups = ids.index_select(0, at::searchsorted(offsets, at::arange(num_tokens, options), false, true));
-  if (grouping.mask) groups = at::where(grouping.mask->reshape({-1}).ne(grouping.ignore_index), groups, none);
+  if (grouping.mask) groups = at::where(live_tokens(*grouping.mask, grouping.ignore_index), groups, none);
   return groups;
 }
 
 at::ScalarType widest_float(at::Device device) {
   return device.is_mps() ? at::kFloat : at::kDouble;
-}
-
-at::DimVector with_last(const at::Tensor& tensor, int64_t last) {
-  at::DimVector sizes(tensor.sizes().begin(), tensor.sizes().end());
-  sizes.back() = last;
-  return sizes;
 }
 
 /// Sums in `dtype` and counts, with one entry more for tokens without a group: it takes whatever dead tokens hold.
@@ -75,6 +79,7 @@ void accumulate_composite(at::Tensor& sums, at::Tensor& counts, const at::Tensor
                           std::string_view cp_layout, int64_t cp_size, int64_t cp_rank) {
   const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
   check_accumulate(sums, counts, values, grouping);
+  check_no_overlap(sums, counts, values, grouping);
   validate_if_asked(grouping, sums.size(-1), values.size(-1));
   const at::ScalarType dtype = widest_float(values.device());
   const auto [more, live] = sums_of(values, grouping, sums.size(-1), dtype);

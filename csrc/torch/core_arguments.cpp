@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ne.h>
+#include <ATen/ops/ones_like.h>
 #include <c10/util/Exception.h>
 
 namespace segscatter {
@@ -13,15 +14,8 @@ core::IndexArray index_array(const at::Tensor& tensor) {
           tensor.scalar_type() == at::kLong ? core::IndexType::kInt64 : core::IndexType::kInt32};
 }
 
-/// The mask in a type that the core reads. Conversions are exact, so `mask[t] != ignore_index` stays what it was.
 core::Mask core_mask(at::Tensor& mask, int64_t ignore_index) {
-  if (mask.scalar_type() == at::kHalf || mask.scalar_type() == at::kBFloat16) mask = mask.to(at::kFloat);
-  if (mask.scalar_type() == at::kShort || mask.scalar_type() == at::kUInt16) mask = mask.to(at::kInt);
-  if (mask.scalar_type() == at::kUInt32) mask = mask.to(at::kLong);
-  if (mask.scalar_type() == at::kDouble) {
-    mask = mask.ne(ignore_index);
-    ignore_index = 0;
-  }
+  widen_mask(mask, ignore_index);
   mask = mask.contiguous();
   switch (mask.scalar_type()) {
     case at::kChar:
@@ -42,12 +36,6 @@ at::Tensor with_dense_rows(const at::Tensor& values) {
   return values.stride(-1) == 1 || values.size(-1) <= 1 ? values : values.contiguous();
 }
 
-at::DimVector with_last(const at::Tensor& tensor, int64_t last) {
-  at::DimVector sizes(tensor.sizes().begin(), tensor.sizes().end());
-  sizes.back() = last;
-  return sizes;
-}
-
 }  // namespace
 
 core::FloatType float_type(at::ScalarType type) {
@@ -60,6 +48,19 @@ core::FloatType float_type(at::ScalarType type) {
       return core::FloatType::kFloat64;
     default:
       return core::FloatType::kFloat32;
+  }
+}
+
+void widen_mask(at::Tensor& mask, int64_t& ignore_index) {
+  const at::ScalarType type = mask.scalar_type();
+  if (type == at::kHalf || type == at::kBFloat16) mask = mask.to(at::kFloat);
+  if (type == at::kShort || type == at::kUInt16) mask = mask.to(at::kInt);
+  if (type == at::kUInt32) mask = mask.to(at::kLong);
+  if (type == at::kDouble) {
+    const double number = static_cast<double>(ignore_index);
+    const bool exact = number < 0x1p63 && static_cast<int64_t>(number) == ignore_index;
+    mask = exact ? mask.ne(number) : at::ones_like(mask, at::kBool);  // what no element can be, none is
+    ignore_index = 0;
   }
 }
 
@@ -106,6 +107,12 @@ CoreGather::CoreGather(const at::Tensor& source_, const Grouping& grouping_, con
   args.mask = grouping.core_mask;
   args.out = out.mutable_data_ptr();
   args.out_type = float_type(out.scalar_type());
+}
+
+at::DimVector with_last(const at::Tensor& tensor, int64_t last) {
+  at::DimVector sizes(tensor.sizes().begin(), tensor.sizes().end());
+  sizes.back() = last;
+  return sizes;
 }
 
 std::tuple<at::Tensor, at::Tensor> empty_sums(const at::Tensor& values, int64_t num_groups, at::ScalarType sum_type) {

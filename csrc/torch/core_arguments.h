@@ -10,6 +10,10 @@ namespace segscatter {
 
 core::FloatType float_type(at::ScalarType type);
 
+/// `mask` in a type whose elements compare with ignore_index as numbers do, and exactly: bool, uint8, int8, int32, int64
+/// or float32. Changes both arguments where the type has to change.
+void widen_mask(at::Tensor& mask, int64_t& ignore_index);
+
 struct CoreGrouping {
   CoreGrouping(const Grouping& grouping, int64_t num_groups, int64_t num_tokens);
   at::Tensor cu_seqlens, group_ids, mask;
@@ -31,6 +35,9 @@ struct CoreGather {
   CoreGrouping grouping;
   core::GatherArgs args;
 };
+
+/// The sizes of `tensor` with another last one.
+at::DimVector with_last(const at::Tensor& tensor, int64_t last);
 
 /// Empty results of the right shape on the device of `values` or `source`.
 std::tuple<at::Tensor, at::Tensor> empty_sums(const at::Tensor& values, int64_t num_groups, at::ScalarType sum_type);

@@ -44,6 +44,7 @@ void accumulate_cpu(at::Tensor& sums, at::Tensor& counts, const at::Tensor& valu
                     std::string_view cp_layout, int64_t cp_size, int64_t cp_rank) {
   const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
   check_accumulate(sums, counts, values, grouping);
+  check_no_overlap(sums, counts, values, grouping);
   validate_if_asked(grouping, sums.size(-1), values.size(-1));
   run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/true));
 }

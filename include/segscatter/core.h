@@ -42,7 +42,7 @@ struct IndexArray {
   IndexType type = IndexType::kInt64;
 };
 
-/// Which part of a context-parallel row is held here. DESIGN: the four layouts that trainers use.
+/// Which part of a context-parallel row is held here: the four layouts that trainers use.
 ///   kNone         the whole row
 ///   kPerDocument  every document is cut into 2 * size pieces, rank r holds pieces r and 2 * size - 1 - r of each
 ///                 (Megatron THD, TransformerEngine); document lengths are multiples of 2 * size
@@ -63,7 +63,8 @@ struct OffsetMap {
   Window windows[2];
 };
 
-/// The map of one layout; `num_tokens` is the number of tokens held here (even for kPerSequence).
+/// The map of one layout; `num_tokens` is the number of tokens held here (even for kPerSequence, unless
+/// one rank holds all).
 constexpr OffsetMap make_offset_map(ContextParallelLayout layout, std::int64_t size, std::int64_t rank,
                                     std::int64_t num_tokens) {
   using Layout = ContextParallelLayout;
@@ -72,7 +73,7 @@ constexpr OffsetMap make_offset_map(ContextParallelLayout layout, std::int64_t s
       return {size, {{0, num_tokens}, {0, 0}}};
     case Layout::kPerSequence: {
       const std::int64_t half = num_tokens / 2;
-      return {1, {{rank * half, half}, {(2 * size - 1 - rank) * half, half}}};
+      return {1, {{rank * half, half}, {(2 * size - 1 - rank) * half, num_tokens - half}}};
     }
     case Layout::kContiguous:
       return {1, {{rank * num_tokens, num_tokens}, {0, 0}}};
@@ -156,7 +157,7 @@ Status gather_cpu(const GatherArgs& args, const Executor& executor = {});
 
 /// What has to be known of a device to plan launches on it.
 struct CudaDevice {
-  int compute_capability = 0;         ///< 10 * major + minor
+  int compute_capability = 0;         ///< 10 * major + minor; of the kernels' code where that is older than the device
   int multiprocessors = 0;
   int shared_memory_per_block = 0;    ///< in bytes, what a kernel may ask for
   int max_cluster_blocks = 1;         ///< 1 without thread block clusters; 8, or 16 where the device can place them

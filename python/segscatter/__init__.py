@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-channel losses of packed batches: one fused segmented scatter-reduce over ``cu_seqlens``."""
 
+import importlib
+
 from . import _load
 
 _info = _load.load()
@@ -19,6 +21,13 @@ from .tracker import ChannelLossTracker, ChannelStat  # noqa: E402
 
 __version__ = _info["version"]
 cmake_prefix_path = str(_load.PACKAGE / "share" / "cmake")
+
+
+def __getattr__(name: str):
+    """Imports the parts for one kind of trainer when they are first used."""
+    if name in ("hf", "megatron", "rl", "swift"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def build_info() -> dict[str, str]:

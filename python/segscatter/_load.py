@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 PACKAGE = Path(__file__).resolve().parent
-REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps segscatter"
+REBUILD = "in segscatter's source tree, pip install --no-build-isolation --force-reinstall --no-deps ."
 
 
 def library_path() -> Path:
@@ -21,10 +21,7 @@ def build_info() -> dict[str, str]:
     try:
         return json.loads((PACKAGE / "_build.json").read_text())
     except FileNotFoundError:
-        raise ImportError(
-            f"segscatter is not built: {PACKAGE} has no _build.json. In a source tree run: "
-            f"pip install --no-build-isolation -e . ; otherwise reinstall: {REBUILD}"
-        ) from None
+        raise ImportError(f"segscatter is not built: {PACKAGE} has no _build.json. Build it: {REBUILD}") from None
 
 
 def check_versions(info: dict[str, str]) -> None:
@@ -47,7 +44,7 @@ def load() -> dict[str, str]:
     check_versions(info)
     path = library_path()
     if not path.exists():
-        raise ImportError(f"segscatter's library is missing: {path}. Reinstall it: {REBUILD}")
+        raise ImportError(f"segscatter's library is missing: {path}. Rebuild it: {REBUILD}")
     try:
         torch.ops.load_library(path)
     except OSError as error:

@@ -79,7 +79,7 @@ class ChannelRegistry:
         """
         with open(path, encoding="utf-8-sig") as file:
             text = file.read()
-        if os.fspath(path).endswith(".json") or text.lstrip().startswith("["):
+        if os.fsdecode(path).endswith(".json") or text.lstrip().startswith(('["', "[\n", "[]")):
             try:
                 names = json.loads(text)
             except json.JSONDecodeError as error:
@@ -89,7 +89,7 @@ class ChannelRegistry:
                     f"{os.fspath(path)} must hold a JSON list of names, but holds a {type(names).__name__}"
                 )
         else:
-            names = [line.strip() for line in text.splitlines() if line.strip()]
+            names = [line.strip() for line in text.split("\n") if line.strip()]
         return cls(names, **options)
 
     @classmethod
@@ -133,11 +133,13 @@ class ChannelRegistry:
                 "fixed registry"
             )
         count = len(names)
-        ids = torch.empty(count if length is None else length, dtype=torch.int32, pin_memory=_may_pin(in_worker))
+        # On the CPU whatever torch.set_default_device says: the encoder writes to the address.
+        size = count if length is None else length
+        ids = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=_may_pin(in_worker))
         if len(ids) > count:
             ids[count:].fill_(-1)
         if self._table is None:
-            ids[:count] = torch.tensor([self._resolve(name) for name in names], dtype=torch.int32)
+            ids[:count] = torch.tensor([self._resolve(name) for name in names], dtype=torch.int32, device="cpu")
             return ids
         unresolved, unseen = self._table.encode(
             names, ids.data_ptr(), self._none_slot, self._unseen_slot, self._int_prefix
@@ -145,7 +147,7 @@ class ChannelRegistry:
         self._unseen += unseen
         if unresolved:
             slots = [self._resolve(names[i]) for i in unresolved]
-            ids[torch.tensor(unresolved)] = torch.tensor(slots, dtype=torch.int32)
+            ids[torch.tensor(unresolved, device="cpu")] = torch.tensor(slots, dtype=torch.int32, device="cpu")
         return ids
 
     @property

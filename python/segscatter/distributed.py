@@ -71,7 +71,7 @@ class SharedVocabulary:
         if self._index is None or self._index.device != device:
             position = {key: slot for slot, key in enumerate(self._keys)}
             slots = [position[key] for key in self._registry.keys[: self._local_size]]
-            self._index = torch.tensor(slots, dtype=torch.int64).to(device)
+            self._index = torch.tensor(slots, dtype=torch.int64, device="cpu").to(device)
         return self._index
 
     def agree(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -123,7 +123,7 @@ class SharedVocabulary:
 
 def min_max(values: Sequence[int], group: dist.ProcessGroup, device: torch.device) -> tuple[list[int], list[int]]:
     """The smallest and the largest of every value over the ranks, by one all_reduce; ``|values| < 2**63``."""
-    both = torch.tensor([*values, *(-v for v in values)], dtype=torch.int64).to(device)
+    both = torch.tensor([*values, *(-v for v in values)], dtype=torch.int64, device="cpu").to(device)
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     both = both.tolist()
     return [-v for v in both[len(values) :]], both[: len(values)]

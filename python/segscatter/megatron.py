@@ -327,7 +327,7 @@ class _MicroBatch:
             cu_seqlens.to(device, non_blocking=True),
             ids.to(device, non_blocking=True),
             tracker.registry.num_groups,
-            mask=None if self.mask is None else self.mask.reshape(-1),
+            mask=None if self.mask is None else self.mask.reshape(-1).to(device, non_blocking=True),
             ignore_index=self._ignore_index,
             cp=self.cp,
             dtype=torch.float32,
@@ -343,8 +343,9 @@ def _weighed(losses: Tensor, mask: Tensor | None, fractional_mask: str | None) -
         return losses
     if mask is None:
         raise ValueError(f"fractional_mask={fractional_mask!r} needs a loss_mask")
-    weights = mask.detach().reshape(losses.shape).to(losses.dtype)
-    weighed = losses * weights
+    dtype = torch.promote_types(losses.dtype, torch.float32)
+    weights = mask.detach().reshape(losses.shape).to(losses.device, dtype, non_blocking=True)
+    weighed = losses.to(dtype) * weights
     return weighed if fractional_mask == "tokens" else torch.stack([weighed, weights])
 
 

@@ -134,6 +134,7 @@ def segment_gather(
     )  # fmt: skip
 
 
+@torch.compiler.disable
 def validate(
     cu_seqlens: Tensor,
     group_ids: Tensor | None,
@@ -146,7 +147,8 @@ def validate(
 
     Offsets must not decrease, nor leave ``[0, T]`` (with ``cp``: the global row, of ``num_tokens * size`` tokens); ids
     must lie in ``[-1, num_groups)``; with the ``per_document`` layout every length must be a multiple of
-    ``2 * size``. Reads device data, so it synchronises. ``SEGSCATTER_VALIDATE=1`` makes every operator call do this.
+    ``2 * size``. Reads device data, so it synchronises; ``torch.compile`` leaves it out of its graphs and runs it
+    between them (with ``fullgraph=True``: an error). ``SEGSCATTER_VALIDATE=1`` makes every operator call do this.
 
     Raises ValueError with the first bad position and its values.
     """

@@ -14,8 +14,13 @@ from torch import Tensor
 from .ops import ContextParallel
 
 __all__ = [
+    "baseline_bincount",
     "baseline_document_loop",
     "baseline_repeat_interleave",
+    "baseline_repeat_interleave_names",
+    "baseline_scatter_add",
+    "baseline_segment_reduce",
+    "live_tokens",
     "local_offsets",
     "segment_gather",
     "segment_scatter_accumulate_",
@@ -38,8 +43,21 @@ def local_offsets(cu_seqlens: Tensor, num_tokens: int, cp: ContextParallel | Non
         return window(cp.rank * num_tokens, num_tokens)
     if cp.layout == "per_sequence":
         half = num_tokens // 2
-        return window(cp.rank * half, half) + window((2 * cp.size - 1 - cp.rank) * half, half)
+        return window(cp.rank * half, half) + window((2 * cp.size - 1 - cp.rank) * half, num_tokens - half)
     return window(0, num_tokens)
+
+
+def live_tokens(mask: Tensor, ignore_index: int = 0) -> Tensor:
+    """``[T]`` bool: ``mask[t] != ignore_index``, compared as numbers (torch compares in the type of ``mask``)."""
+    mask = mask.reshape(-1)
+    if mask.is_floating_point():
+        mask = mask.double()
+        return (
+            mask != ignore_index
+            if int(float(ignore_index)) == ignore_index
+            else torch.ones_like(mask, dtype=torch.bool)
+        )
+    return mask.long() != ignore_index
 
 
 def token_groups(
@@ -60,7 +78,7 @@ def token_groups(
     position = torch.arange(num_tokens, device=offsets.device)
     groups = ids[torch.searchsorted(offsets, position, right=True)]
     if mask is not None:
-        groups = torch.where(mask.reshape(-1) != ignore_index, groups, num_groups)
+        groups = torch.where(live_tokens(mask, ignore_index), groups, num_groups)
     return groups
 
 
@@ -134,3 +152,42 @@ def baseline_repeat_interleave(
     mask = mask.to(losses.dtype)
     source = torch.stack([losses * mask, mask], dim=-1)
     return losses.new_zeros(num_groups, 2).index_add_(0, token_ids, source)
+
+
+def baseline_repeat_interleave_names(
+    losses: Tensor, cu_seqlens: Tensor, channels: list[str], vocabulary: dict[str, int], mask: Tensor
+) -> Tensor:
+    """:func:`baseline_repeat_interleave` from channel names, looked up one by one in every step."""
+    group_ids = torch.tensor([vocabulary[channel] for channel in channels], device=losses.device)
+    return baseline_repeat_interleave(losses, cu_seqlens, group_ids, len(vocabulary), mask)
+
+
+def baseline_scatter_add(
+    losses: Tensor, cu_seqlens: Tensor, group_ids: Tensor, num_groups: int, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """repeat_interleave + two scatter_add_. Returns float32 sums and counts, with the flaws of float32."""
+    token_ids = group_ids.long().repeat_interleave(cu_seqlens.diff())
+    mask = mask.to(losses.dtype)
+    sums = losses.new_zeros(num_groups).scatter_add_(0, token_ids, losses * mask)
+    return sums, losses.new_zeros(num_groups).scatter_add_(0, token_ids, mask)
+
+
+def baseline_bincount(
+    losses: Tensor, cu_seqlens: Tensor, group_ids: Tensor, num_groups: int, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """repeat_interleave, the live tokens picked out, bincount with weights and without: a sync for each on a GPU."""
+    token_ids = group_ids.long().repeat_interleave(cu_seqlens.diff())[mask]
+    sums = torch.bincount(token_ids, weights=losses[mask], minlength=num_groups)
+    return sums, torch.bincount(token_ids, minlength=num_groups)
+
+
+def baseline_segment_reduce(
+    losses: Tensor, cu_seqlens: Tensor, group_ids: Tensor, num_groups: int, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """torch.segment_reduce of losses and mask to documents, then index_add_ to groups; float32."""
+    mask = mask.to(losses.dtype)
+    offsets = cu_seqlens.long()
+    sums = torch.segment_reduce(losses * mask, "sum", offsets=offsets, initial=0, unsafe=True)
+    counts = torch.segment_reduce(mask, "sum", offsets=offsets, initial=0, unsafe=True)
+    total = losses.new_zeros(num_groups)
+    return total.index_add(0, group_ids, sums), total.index_add(0, group_ids, counts)

@@ -339,13 +339,21 @@ def _one_row_of_masks(masks: Sequence[Tensor | Sequence[int]] | Tensor, lengths:
     on_host = row.device.type == "cpu"
     if row.dtype == torch.bool or not (on_host or os.environ.get("SEGSCATTER_VALIDATE") == "1"):
         return row
-    live = row != 0
-    if not torch.equal(live.to(row.dtype), row):
+    live = row.to(torch.bool)
+    if not _is_binary(row, live):
         raise ValueError(
             "loss_masks select tokens, so they must be 0 or 1 everywhere, but are not; to weigh tokens, multiply the "
             "values and give denominators"
         )
     return live
+
+
+def _is_binary(row: Tensor, live: Tensor) -> bool:
+    """Whether ``row`` holds 0 and 1 only; ``live``: the same as bool."""
+    if row.is_floating_point():
+        return torch.equal(live.to(row.dtype), row)
+    low, high = torch.aminmax(row) if row.numel() > 0 else (0, 0)
+    return bool(low >= 0) and bool(high <= 1)
 
 
 def _concatenate(masks: Sequence[Tensor | Sequence[int]], lengths: list[int]) -> Tensor:

@@ -59,8 +59,8 @@ class ChannelLossTracker:
     ) -> None:
         if not isinstance(registry, ChannelRegistry):
             raise TypeError(f"registry must be a ChannelRegistry, but is a {type(registry).__name__}")
-        if num_values < 1:
-            raise ValueError(f"num_values must be at least 1, but is {num_values}")
+        if not isinstance(num_values, int) or num_values < 1:
+            raise ValueError(f"num_values must be at least 1, an integer, but is {num_values!r}")
         self._registry = registry
         self._device = None if device is None else torch.device(device)
         self._group = group
@@ -193,7 +193,7 @@ class ChannelLossTracker:
         where = device if group is None else communication_device(group, device)
         self._vocabulary.agree(group, where)
         unseen = self._registry.unseen
-        payload = self._payload(mode, unseen - self._unseen_reported).to(where)
+        payload = self._payload(mode, max(unseen - self._unseen_reported, 0)).to(where)  # a copied registry starts anew
         if group is not None:
             dist.all_reduce(payload, group=group)
         *values, total_unseen = payload.tolist()
@@ -251,7 +251,7 @@ class ChannelLossTracker:
         self.reset()
         for mode, saved in state["totals"].items():
             accumulator = self._accumulator(self._totals, mode)
-            index = _to_device(torch.tensor(slots, dtype=torch.int64), accumulator.sums.device, "slots")
+            index = _to_device(torch.tensor(slots, dtype=torch.int64, device="cpu"), accumulator.sums.device, "slots")
             accumulator.sums.index_copy_(-1, index, saved["sums"].to(accumulator.sums))
             accumulator.counts.index_copy_(0, index, saved["counts"].to(accumulator.counts))
 
@@ -350,6 +350,9 @@ class ChannelLossTracker:
     def _check_state(self, state: dict[str, Any]) -> None:
         if state.get("version") != _STATE_VERSION:
             raise ValueError(f"the state has version {state.get('version')!r}, but {_STATE_VERSION} is wanted")
+        missing = [key for key in ("num_values", "grow", "channels", "totals") if key not in state]
+        if missing:
+            raise ValueError(f"the state lacks {', '.join(missing)}")
         if state["num_values"] != self._num_values:
             raise ValueError(f"the state has num_values={state['num_values']}, but the tracker {self._num_values}")
         kinds = ("fixed", "growing")
@@ -364,6 +367,16 @@ class ChannelLossTracker:
                 f"the state belongs to another vocabulary: it has the channels {', '.join(saved)}, "
                 f"but the tracker {', '.join(self._registry.names)}"
             )
+        size = len(saved)
+        shapes = {"sums": (size,) if self._num_values == 1 else (self._num_values, size), "counts": (size,)}
+        for mode, totals in state["totals"].items():
+            for name, shape in shapes.items():
+                found = totals.get(name)
+                if not isinstance(found, Tensor) or found.shape != shape:
+                    what = f"has shape {list(found.shape)}" if isinstance(found, Tensor) else f"is {found!r}"
+                    raise ValueError(f"{name} of mode {mode!r} in the state must have shape {list(shape)}, but {what}")
+            if totals["counts"].is_floating_point() or (totals["counts"] < 0).any():
+                raise ValueError(f"counts of mode {mode!r} in the state must be integers of at least 0")
 
 
 class _Accumulator:
@@ -397,7 +410,7 @@ class _Accumulator:
 
 def _offsets(cu_seqlens: Tensor | Sequence[int]) -> Tensor:
     if not isinstance(cu_seqlens, Tensor):
-        cu_seqlens = torch.tensor(cu_seqlens, dtype=torch.int64)
+        cu_seqlens = torch.tensor(cu_seqlens, dtype=torch.int64, device="cpu")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, but are {cu_seqlens.dtype}")
     cu_seqlens = _flat(cu_seqlens)

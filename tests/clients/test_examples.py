@@ -226,7 +226,7 @@ def test_ms_swift():
     """The shell script hands its options on; the plugin file installs a fixed vocabulary."""
     result = subprocess.run(
         [str(ROOT / "examples" / "ms_swift.sh"), "echo", "megatron", "sft", "--packing", "true"],
-        capture_output=True, text=True, timeout=120, env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=300, env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
     )  # fmt: skip
     words = result.stdout.split()
     assert words[:7] == ["megatron", "sft", "--packing", "true", "--enable_channel_loss", "true", "--external_plugins"]
@@ -235,7 +235,7 @@ def test_ms_swift():
         f"import runpy; runpy.run_path({str(ROOT / 'examples' / 'ms_swift_plugin.py')!r})\n"
         "from segscatter.swift import _trackers; print(_trackers._vocabulary)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert result.stdout == "('code', 'math', 'web')\n", result.stderr
 
 

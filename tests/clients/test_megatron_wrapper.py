@@ -172,6 +172,14 @@ def test_fractional_masks():
     assert report["loss_b"].tolist() == [1.0, 0.25]
 
 
+def test_fractional_masks_of_narrow_losses():
+    """The product with the mask is taken in float32."""
+    t = tracker()
+    losses = torch.full((1, 2), 1 + 1 / 128, dtype=torch.bfloat16)
+    wrap_loss_func(summed, t, ["a"], fractional_mask="tokens", loss_mask=torch.full((1, 2), 0.376))(losses)
+    assert t.reduce()["a"].mean == pytest.approx(0.376 * (1 + 1 / 128), rel=1e-6)
+
+
 def test_evaluation_is_kept_apart():
     t = tracker()
     wrapped = wrap_loss_func(summed, t, ["a"])

@@ -41,7 +41,7 @@ class Seq2SeqTrainer(Mixin):
 def python(code: str, *paths: Path, **environment: str) -> subprocess.CompletedProcess:
     """Runs ``code`` in a new interpreter that looks for modules in ``paths`` first."""
     env = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=env)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def fake_swift(tmp_path):
 
 
 def test_the_command_prints_the_plugin():
-    result = subprocess.run([sys.executable, "-m", "segscatter.swift"], capture_output=True, text=True, timeout=120)
+    result = subprocess.run([sys.executable, "-m", "segscatter.swift"], capture_output=True, text=True, timeout=300)
     path = Path(result.stdout.strip())
     assert path.name == "segscatter_channel_loss.py"
     assert "install()" in path.read_text()

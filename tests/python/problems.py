@@ -41,9 +41,8 @@ def random_mask(rng: random.Random, num_tokens: int, ignore_index: int) -> torch
     live = torch.rand(num_tokens) < rng.choice([0.0, 0.25, 0.9, 1.0])
     if dtype == torch.bool:
         return live
-    if not dtype.is_floating_point and torch.iinfo(dtype).min > ignore_index:
-        ignore_index = 3  # the type cannot hold it, so nothing is ignored
-    return torch.where(live, 1, ignore_index).to(dtype)
+    ignored = torch.tensor(ignore_index).to(dtype)  # wraps where the type cannot hold it: then nothing is ignored
+    return torch.where(live, torch.ones((), dtype=dtype), ignored)
 
 
 def random_problem(rng: random.Random, max_tokens: int = 300) -> Problem:
@@ -81,7 +80,7 @@ def random_problem(rng: random.Random, max_tokens: int = 300) -> Problem:
     values = torch.randn(shape).to(rng.choice(VALUE_DTYPES))
     kwargs: dict = {"cp": cp} if cp else {}
     if rng.random() < 0.7:
-        kwargs["ignore_index"] = rng.choice([0, -100, 7])
+        kwargs["ignore_index"] = rng.choice([0, -100, 7, 2049, 2**24 + 1, 2**53 + 1])
         mask = random_mask(rng, num_tokens, kwargs["ignore_index"])
         kwargs["mask"] = mask if rng.random() < 0.7 else mask[None]
         dead = torch.tensor([x == kwargs["ignore_index"] for x in mask.tolist()], dtype=torch.bool)

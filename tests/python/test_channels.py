@@ -2,12 +2,14 @@
 """ChannelRegistry: vocabulary rules, encoding, hashing; the native encoder against the plain one and a plain oracle."""
 
 import concurrent.futures
+import enum
 import json
 import os
 import pickle
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -388,3 +390,28 @@ def test_build_info_names_the_version():
     assert {"version", "compiler", "torch_version", "cuda_version", "cuda_architectures"} <= info.keys()
     assert info["version"].count(".") == 2
     assert info["cplusplus"] >= 201703
+
+
+class Color(str, enum.Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_subclasses_of_str_go_by_their_str(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not native:
+        monkeypatch.setattr(channels_module, "_C", None)
+    registry = ChannelRegistry([Color.RED, "blue"])
+    assert registry.names[:2] == (str(Color.RED), "blue")
+    assert registry.encode([Color.RED, "red", str(Color.RED)]).tolist() == [0, 3, 0]
+
+
+def test_encode_ignores_the_default_device() -> None:
+    with torch.device("meta"):
+        assert ChannelRegistry(["a", "b"]).encode(["b", None, 7, object()]).device.type == "cpu"
+
+
+def test_files_with_odd_lines(tmp_path: Path) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text("[web]\nmath\u2028x\n", encoding="utf-8")
+    assert ChannelRegistry.from_file(path).names[:2] == ("[web]", "math\u2028x")
+    assert ChannelRegistry.from_file(str(path).encode()).names[:1] == ("[web]",)

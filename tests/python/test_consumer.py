@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-
 import segscatter
+import torch
+from torch.utils.cpp_extension import CUDA_HOME
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE_OUTPUT = "7 1 2 1"
@@ -34,7 +34,7 @@ def build_consumer(kind: str, tree: Path, *prefixes: object) -> list[str]:
     run(
         *("cmake", "-S", ROOT / "tests" / "consumer", "-B", tree, f"-DCONSUMER={kind}"),
         f"-DCMAKE_PREFIX_PATH={';'.join(map(str, prefixes))}",
-        *(["-DCUDA_TOOLKIT_ROOT_DIR=/usr/local/cuda"] if torch.version.cuda else []),
+        *([f"-DCUDA_TOOLKIT_ROOT_DIR={CUDA_HOME}"] if torch.version.cuda and CUDA_HOME else []),
     )
     run("cmake", "--build", tree)
     return run(tree / "consumer").splitlines()

@@ -44,7 +44,10 @@ def test_a_whole_copy_loads(package: Path) -> None:
 def test_other_torch(package: Path) -> None:
     rewrite_build_info(package, torch="2.8.0")
     error = import_from(package)
-    assert f"segscatter was built against torch 2.8.0, but this is torch {torch.__version__}. Rebuild it: pip" in error
+    assert (
+        f"built against torch 2.8.0, but this is torch {torch.__version__}. Rebuild it: in segscatter's source tree"
+        in error
+    )
 
 
 def test_other_cuda(package: Path) -> None:
@@ -61,7 +64,7 @@ def test_broken_library(package: Path) -> None:
     (package / "lib" / "libsegscatter.so").write_bytes(b"not a library")
     error = import_from(package)
     assert "segscatter's library cannot be loaded (built against torch" in error
-    assert "Rebuild it: pip install" in error
+    assert "source tree, pip install" in error
 
 
 def test_not_built(package: Path) -> None:

@@ -174,6 +174,51 @@ def test_nothing_to_add(path: str, groups: int, rows: int | None, segments: int,
 
 
 @pytest.mark.parametrize("path", REDUCE)
+@pytest.mark.parametrize("groups", [2, 5000, None])
+def test_no_value_rows_still_count(path: str, groups: int | None) -> None:
+    cu, mask = torch.tensor([0, 3, 20000]), torch.ones(20000)
+    mask[[1, 19000]] = 0
+    ids = None if groups is None else torch.tensor([1, 0])
+    sums, counts = REDUCE[path](torch.zeros(0, 20000), cu, ids, groups or 2, mask=mask)
+    assert sums.shape == (0, groups or 2)
+    assert counts[:2].tolist() == ([2, 19996] if ids is None else [19996, 2])
+    ACCUMULATE[path](sums, counts, torch.zeros(0, 20000), cu, ids, mask=mask)
+    assert counts.sum() == 2 * 19998
+
+
+@pytest.mark.parametrize("path", REDUCE)
+@pytest.mark.parametrize(
+    ("mask", "ignore_index", "live"),
+    [
+        (torch.tensor([156, 1], dtype=torch.uint8), -100, 2),  # 156 is the byte of -100
+        (torch.tensor([-100, 1], dtype=torch.int8), 156, 2),
+        (torch.tensor([2048, 1], dtype=torch.float16), 2049, 2),  # 2049 rounds to 2048
+        (torch.tensor([256, 1], dtype=torch.bfloat16), 257, 2),
+        (torch.tensor([2**53, 1], dtype=torch.float64), 2**53 + 1, 2),
+        (torch.tensor([2.0**63, 1], dtype=torch.float64), 2**63 - 1, 2),
+        (torch.tensor([-(2.0**63), 1], dtype=torch.float32), -(2**63), 1),
+        (torch.tensor([-(2.0**63), 1], dtype=torch.float64), -(2**63), 1),
+        (torch.tensor([NAN, -0.0], dtype=torch.float32), 0, 1),
+        (torch.tensor([True, False]), 1, 1),
+    ],
+)
+def test_masks_compare_as_numbers(path: str, mask: torch.Tensor, ignore_index: int, live: int) -> None:
+    cu = torch.tensor([0, 2])
+    _, counts = REDUCE[path](torch.ones(2), cu, None, 1, mask=mask, ignore_index=ignore_index)
+    assert counts.tolist() == [live]
+    out = GATHER[path](torch.ones(1), cu, None, 2, mask=mask, ignore_index=ignore_index)
+    assert out.sum() == live
+
+
+@pytest.mark.parametrize("path", REDUCE)
+def test_one_rank_of_a_sequence_holds_all(path: str) -> None:
+    cp = segscatter.ContextParallel("per_sequence", 1, 0)
+    sums, counts = REDUCE[path](torch.arange(5.0), torch.tensor([0, 2, 5]), None, 2, cp=cp)
+    assert sums.tolist() == [1, 9]
+    assert counts.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("path", REDUCE)
 def test_garbage_is_survived(path: str, seed: int) -> None:
     """Unsorted offsets of any size and wild ids: some result, twice the same, and only finite sums of what is there."""
     rng = random.Random(seed)

@@ -298,6 +298,8 @@ def test_bad_arguments_of_reducers(monkeypatch):
     fails(ValueError, "there are 1 loss_masks for 2 response_lengths", [1, 2], [[1]])
     fails(ValueError, "one element for each of the 3 tokens of response_lengths, but have 4", [1, 2], torch.ones(4))
     fails(ValueError, "must be 0 or 1 everywhere", [2], [[1.0, 0.5]])
+    fails(ValueError, "must be 0 or 1 everywhere", [2], [[1, 2]])
+    fails(ValueError, "must be 0 or 1 everywhere", [1, 1], torch.tensor([-1, 1]))
     fails(ValueError, "must be 0 or 1 everywhere", [2], torch.tensor([1.0, math.nan]))
     fails(ValueError, "response_lengths must not be negative, but number 1 is -2", [1, -2])
     fails(TypeError, r"response_lengths must be integers, but are torch\.float32", [1.0])

@@ -504,3 +504,36 @@ def test_a_growing_vocabulary_keeps_sums_when_it_outgrows_its_room():
         entry[0] += i
         entry[1] += 1
     check(tracker.reduce(), expected)
+
+
+def test_bad_states_change_nothing() -> None:
+    tracker = ChannelLossTracker(ChannelRegistry(["a", "b"]))
+    tracker.update(torch.tensor([1.0, 2.0]), None, ["a", "b"], cu_seqlens=[0, 1, 2], mode="train")
+    good = tracker.state_dict()
+    wrong = {"sums": torch.ones(2), "counts": torch.ones(2, dtype=torch.int64)}
+    negative = {"sums": torch.ones(4), "counts": -torch.ones(4, dtype=torch.int64)}
+    bad = [{"version": good["version"]}]
+    bad += [{**good, "totals": {**good["totals"], "eval": totals}} for totals in (wrong, {}, {"sums": [1]}, negative)]
+    for state in bad:
+        with pytest.raises(ValueError, match="state"):
+            tracker.load_state_dict(state)
+    assert tracker.reduce("train")["b"].sum == 2
+
+
+def test_default_device_and_copies() -> None:
+    with torch.device("meta"):
+        tracker = ChannelLossTracker(ChannelRegistry(["a", "b"]), device="cpu")
+        losses = torch.ones(3, device="cpu")
+        tracker.update(losses, None, ["a", "b"], cu_seqlens=[0, 1, 3], mode="train")
+        tracker.load_state_dict(tracker.state_dict())
+        assert tracker.reduce("train")["b"].count == 2
+
+
+def test_a_copy_does_not_count_unseen_names_again() -> None:
+    registry = ChannelRegistry(["a"])
+    registry.encode(["x", "y"])
+    twin = copy.deepcopy(ChannelLossTracker(registry))
+    twin.update(torch.ones(2), None, ["a"], mode="train")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert twin.reduce("train")["a"].count == 2

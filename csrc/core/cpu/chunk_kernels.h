@@ -2,14 +2,12 @@
 /// The work on one chunk, written once over `Isa`, which supplies:
 ///
 ///     struct Isa {
-///       template <class M> static uint32_t live(const M* mask, M ignore);      // bit j: mask[j] != ignore, j < 16
-///       template <class M> static uint32_t live(const M* mask, M ignore, uint32_t range);  // reads only j in range
+///       template <class M> static uint64_t live(const M* mask, M ignore);      // bit j: mask[j] != ignore, j < 64
 ///       template <class V> struct Lanes {                                      // 16 float64 sums in registers
 ///         explicit Lanes(const double*);
 ///         void add(const V* values, uint32_t live);                            // reads all 16 values
 ///         void store(double*) const;
 ///       };
-///       template <class V> static void add(double* lanes, const V* values, uint32_t live);  // reads only live ones
 ///     };
 ///
 /// Every definition adds the same numbers to the same lanes in the same order, so all give the same bits. (A dead
@@ -17,33 +15,18 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "documents.h"
 #include "half.h"
 #include "kernels.h"
+#include "segment_sums.h"
 
 namespace segscatter::core::detail {
 namespace {  // included by files compiled for different instruction sets, which must not share functions
 
 struct NoMask {};
-
-template <class Isa, class M>
-std::uint32_t live_bits(const M* mask, std::int64_t at, M ignore) {
-  if constexpr (std::is_same_v<M, NoMask>) {
-    return 0xffff;
-  } else {
-    return Isa::live(mask + at, ignore);
-  }
-}
-template <class Isa, class M>
-std::uint32_t live_bits(const M* mask, std::int64_t at, M ignore, std::uint32_t range) {
-  if constexpr (std::is_same_v<M, NoMask>) {
-    return range;
-  } else {
-    return Isa::live(mask + at, ignore, range);
-  }
-}
 
 template <class M>
 M ignored_value(const Mask& mask) {
@@ -54,34 +37,77 @@ M ignored_value(const Mask& mask) {
   }
 }
 
-/// Adds tokens [begin, end) to 16 lanes; returns how many are live. `values` and `mask` start on a lane-0 token.
-template <class Isa, class V, class M>
-std::int64_t add_piece(double* lanes, const V* values, const M* mask, M ignore, std::int32_t begin, std::int32_t end) {
-  std::int32_t at = begin & ~(kLanes - 1);
-  std::int64_t count = 0;
-  const auto partial = [&](std::uint32_t range) {
-    const std::uint32_t live = live_bits<Isa>(mask, at, ignore, range);
-    Isa::template add<V>(lanes, values + at, live);
-    count += __builtin_popcount(live);
-    at += kLanes;
-  };
-  const std::uint32_t first = 0xffffu << (begin - at) & 0xffffu;
-  if (end - at < kLanes) {
-    partial(first & 0xffffu >> (kLanes - (end - at)));
-    return count;
+// Compilers make one access of these four.
+inline void set_live_block(const LiveTokens& live, std::uint32_t block, std::uint64_t bits) {
+  for (int i = 0; i < 4; ++i) live.windows[4 * block + i] = static_cast<std::uint16_t>(bits >> (16 * i));
+}
+inline std::uint64_t live_block(const LiveTokens& live, std::uint32_t block) {
+  const std::uint16_t* w = live.windows + 4 * block;
+  return w[0] | std::uint64_t{w[1]} << 16 | std::uint64_t{w[2]} << 32 | std::uint64_t{w[3]} << 48;
+}
+inline bool is_live(const LiveTokens& live, std::uint32_t token) {
+  return live.windows[token / kLanes] >> token % kLanes & 1;
+}
+
+template <class Isa, class M>
+void find_live(const Mask& mask, const Chunk& chunk, const LiveTokens& live) {
+  constexpr std::uint32_t kBlock = LiveTokens::kBlock;
+  const std::uint32_t full = chunk.size / kBlock, left = chunk.size % kBlock;
+  if constexpr (std::is_same_v<M, NoMask>) {
+    for (std::uint32_t b = 0; b < full; ++b) set_live_block(live, b, ~std::uint64_t{0});
+    if (left != 0) set_live_block(live, full, (std::uint64_t{1} << left) - 1);
+  } else {
+    const M ignore = ignored_value<M>(mask);
+    const M* data = static_cast<const M*>(mask.data) + chunk.begin;
+    for (std::uint32_t b = 0; b < full; ++b) set_live_block(live, b, Isa::live(data + b * kBlock, ignore));
+    if (left == 0) return;
+    M last[kBlock];
+    for (std::uint32_t j = 0; j < kBlock; ++j) last[j] = j < left ? data[full * kBlock + j] : ignore;
+    set_live_block(live, full, Isa::live(last, ignore));
   }
-  if (at != begin) partial(first);
-  if (end - at >= kLanes) {
-    typename Isa::template Lanes<V> sums(lanes);
-    for (; end - at >= kLanes; at += kLanes) {
-      const std::uint32_t live = live_bits<Isa>(mask, at, ignore);
-      sums.add(values + at, live);
+}
+
+/// One row of a chunk in windows of 16 tokens that can be read whole: the last, partial one is copied.
+template <class V>
+class Windows {
+ public:
+  Windows(const V* values, std::uint32_t size, const LiveTokens& live)
+      : values_(values), live_(live.windows), full_(size / kLanes) {
+    std::memcpy(last_, values + full_ * kLanes, size % kLanes * sizeof(V));
+  }
+
+  const V* values(std::uint32_t window) const { return window < full_ ? full_values(window) : last_; }
+  const V* full_values(std::uint32_t window) const { return values_ + window * kLanes; }
+  std::uint32_t live(std::uint32_t window) const { return live_[window]; }
+
+ private:
+  const V* values_;
+  const std::uint16_t* live_;
+  const std::uint32_t full_;
+  V last_[kLanes] = {};
+};
+
+/// Adds tokens [begin, end), at least one, to 16 lanes; returns how many are live.
+template <class Isa, class V>
+std::uint32_t add_piece(double* lanes, const Windows<V>& windows, std::uint32_t begin, std::uint32_t end) {
+  const std::uint32_t first = begin / kLanes, last = (end - 1) / kLanes;
+  const std::uint32_t from_begin = 0xffffu << begin % kLanes, to_end = 0xffffu >> (0 - end) % kLanes;
+  typename Isa::template Lanes<V> sums(lanes);
+  std::uint32_t live = windows.live(first) & from_begin, count = 0;
+  if (first != last) {
+    sums.add(windows.values(first), live);
+    count = __builtin_popcount(live);
+    for (std::uint32_t window = first + 1; window < last; ++window) {
+      live = windows.live(window);
+      sums.add(windows.full_values(window), live);
       count += __builtin_popcount(live);
     }
-    sums.store(lanes);
+    live = windows.live(last);
   }
-  if (at < end) partial(0xffffu >> (kLanes - (end - at)));
-  return count;
+  live &= to_end;
+  sums.add(windows.values(last), live);
+  sums.store(lanes);
+  return count + __builtin_popcount(live);
 }
 
 inline void clear_lanes(double* lanes) {
@@ -97,41 +123,152 @@ inline double sum_lanes(const double* lanes) {
   return s[0] + s[1];
 }
 
-/// Groups by table: every group that occurs has 16 lanes, so a document costs no horizontal sum.
-template <class Isa, class V, class M>
-void reduce_groups(const ReduceArgs& args, const Chunk& chunk, const GroupScratch& scratch, ChunkGroups& out) {
-  const M ignore = ignored_value<M>(args.mask);
-  const M* mask = static_cast<const M*>(args.mask.data);
-  if constexpr (!std::is_same_v<M, NoMask>) mask += chunk.begin;
-  out.size = 0;
-  for (std::int64_t row = 0; row < args.num_rows; ++row) {
-    const V* values = static_cast<const V*>(args.values) + row * args.row_stride + chunk.begin;
-    DocumentBlock documents(args.segments, chunk);
-    while (documents.advance()) {
-      for (int i = 0; i < documents.count(); ++i) {
-        const std::int32_t begin = documents.begin(i), end = documents.end(i);
-        if (begin >= end) continue;
-        const std::int64_t group = documents.group(i);
-        if (group < 0) continue;
-        std::int32_t entry = scratch.entries[group];
-        if (entry < 0) {
-          entry = scratch.entries[group] = out.size++;
-          out.groups[entry] = group;
-          out.counts[entry] = 0;
-          clear_lanes(scratch.lanes + static_cast<std::int64_t>(entry) * kLanes);
-        }
-        const std::int64_t count =
-            add_piece<Isa>(scratch.lanes + static_cast<std::int64_t>(entry) * kLanes, values, mask, ignore, begin, end);
-        if (row == 0) out.counts[entry] += count;
-      }
-    }
-    for (std::int32_t entry = 0; entry < out.size; ++entry) {
-      double* lanes = scratch.lanes + static_cast<std::int64_t>(entry) * kLanes;
-      out.sums[row * out.capacity + entry] = sum_lanes(lanes);
-      if (row + 1 < args.num_rows) clear_lanes(lanes);
+/// The groups of one chunk: every group that occurs has 16 lanes, so a document costs no horizontal sum.
+class GroupTable {
+ public:
+  GroupTable(const Segments& segments, const GroupScratch& scratch, ChunkGroups& out)
+      : segments_(segments), scratch_(scratch), out_(out) {
+    out_.size = 0;
+    clear(static_cast<std::int32_t>(out_.capacity));  // subnormal numbers there would be slow to add to
+  }
+  ~GroupTable() {
+    for (std::int32_t entry = 0; entry < out_.size; ++entry) scratch_.entries[out_.groups[entry]] = -1;
+  }
+  GroupTable(const GroupTable&) = delete;
+  GroupTable& operator=(const GroupTable&) = delete;
+
+  /// The entry of each segment in a block.
+  void find(const DocumentBlock& documents, std::int32_t* entries) {
+    if (segments_.group_ids.type == IndexType::kInt64) {
+      find(static_cast<const std::int64_t*>(segments_.group_ids.data), documents, entries);
+    } else {
+      find(static_cast<const std::int32_t*>(segments_.group_ids.data), documents, entries);
     }
   }
-  for (std::int32_t entry = 0; entry < out.size; ++entry) scratch.entries[out.groups[entry]] = -1;
+  double* lanes(std::int32_t entry) const { return scratch_.lanes + static_cast<std::int64_t>(entry) * kLanes; }
+  std::int64_t& count(std::int32_t entry) const { return scratch_.counts[entry]; }
+
+  /// Hands out one row's sums, and the counts with the first row's.
+  void finish_row(std::int64_t row, bool last) {
+    double* sums = out_.sums + row * out_.capacity;
+    for (std::int32_t entry = 0; entry < out_.size; ++entry) {
+      sums[entry] = sum_lanes(lanes(entry));
+      if (row == 0) out_.counts[entry] = scratch_.counts[entry];
+      if (!last) clear_lanes(lanes(entry));
+    }
+  }
+
+ private:
+  template <class Id>
+  void find(const Id* ids, const DocumentBlock& documents, std::int32_t* entries) {
+    ids += documents.segment(0);
+    const int count = documents.count();
+    const std::uint64_t num_groups = static_cast<std::uint64_t>(segments_.num_groups);
+    const std::int32_t dropped = static_cast<std::int32_t>(out_.capacity);
+    const std::int32_t* table = scratch_.entries;
+    for (int i = 0; i < count; ++i) {
+      const std::int64_t group = ids[i];
+      const bool valid = static_cast<std::uint64_t>(group) < num_groups;
+      std::int32_t entry = valid ? table[group] : dropped;
+      if (entry < 0) entry = enter(group);
+      entries[i] = entry;
+    }
+  }
+  std::int32_t enter(std::int64_t group) {
+    const std::int32_t entry = scratch_.entries[group] = out_.size++;
+    out_.groups[entry] = group;
+    clear(entry);
+    return entry;
+  }
+  void clear(std::int32_t entry) {
+    scratch_.counts[entry] = 0;
+    clear_lanes(lanes(entry));
+  }
+
+  const Segments& segments_;
+  const GroupScratch& scratch_;
+  ChunkGroups& out_;
+};
+
+/// Many short documents, token by token. No branch depends on a document's length: each writes its entry to 16 tokens
+/// from its first on, and the next ones overwrite what is theirs. Entries have 16 bits, which a table must fit.
+class ShortDocuments {
+ public:
+  static constexpr std::int32_t kMaxMeanTokens = 12;
+  static constexpr int kCopies = 16;
+
+  /// Whether the block is sorted, and its documents short.
+  static bool suit(const DocumentBlock& documents) {
+    const int count = documents.count();
+    const std::int32_t tokens = documents.end(count - 1) - documents.begin(0);
+    if (tokens > count * kMaxMeanTokens) return false;
+    bool sorted = true;
+    for (int i = 0; i < count; ++i) sorted &= documents.begin(i) <= documents.end(i);
+    return sorted;
+  }
+
+  ShortDocuments(const DocumentBlock& documents, const std::int32_t* entries)
+      : begin_(documents.begin(0)), end_(documents.end(documents.count() - 1)) {
+    const int count = documents.count();
+    for (int i = 0; i < count; ++i) {
+      std::uint16_t* entry = entry_ + (documents.begin(i) - documents.begin(0));
+      const std::uint16_t* end = entry_ + (documents.end(i) - documents.begin(0));
+      std::uint16_t copies[kCopies];
+      for (int j = 0; j < kCopies; ++j) copies[j] = static_cast<std::uint16_t>(entries[i]);
+      do {
+        std::memcpy(entry, copies, sizeof(copies));
+        entry += kCopies;
+      } while (entry < end);
+    }
+  }
+
+  template <class V>
+  void add_to(const GroupTable& table, const V* values, const LiveTokens& live) const {
+    constexpr std::uint32_t kBlock = LiveTokens::kBlock;
+    double* lanes = table.lanes(0);
+    std::int64_t* counts = &table.count(0);
+    for (std::uint32_t block = begin_ / kBlock; block * kBlock < end_; ++block) {
+      const std::uint32_t first = block * kBlock;
+      std::uint64_t bits = live_block(live, block);
+      if (first < begin_) bits &= ~std::uint64_t{0} << (begin_ - first);
+      if (end_ - first < kBlock) bits &= (std::uint64_t{1} << (end_ - first)) - 1;
+      for (; bits != 0; bits &= bits - 1) {
+        const std::size_t t = first + __builtin_ctzll(bits);
+        const std::size_t entry = entry_[t - begin_];
+        lanes[entry * kLanes + t % kLanes] += to_double(values[t]);
+        ++counts[entry];
+      }
+    }
+  }
+
+ private:
+  const std::uint32_t begin_, end_;
+  std::uint16_t entry_[DocumentBlock::kCapacity * kMaxMeanTokens + kCopies];
+};
+
+/// Groups by table.
+template <class Isa, class V>
+void reduce_groups(const ReduceArgs& args, const Chunk& chunk, const LiveTokens& live, const GroupScratch& scratch,
+                   ChunkGroups& out) {
+  GroupTable table(args.segments, scratch, out);
+  for (std::int64_t row = 0; row < args.num_rows; ++row) {
+    const V* values = static_cast<const V*>(args.values) + row * args.row_stride + chunk.begin;
+    const Windows<V> windows(values, chunk.size, live);
+    DocumentBlock documents(args.segments, chunk);
+    while (documents.advance()) {
+      std::int32_t entries[DocumentBlock::kCapacity];
+      table.find(documents, entries);
+      if (ShortDocuments::suit(documents)) {
+        ShortDocuments(documents, entries).add_to(table, values, live);
+        continue;
+      }
+      for (int i = 0; i < documents.count(); ++i) {
+        const std::int32_t begin = documents.begin(i), end = documents.end(i);
+        if (begin < end) table.count(entries[i]) += add_piece<Isa>(table.lanes(entries[i]), windows, begin, end);
+      }
+    }
+    table.finish_row(row, row + 1 == args.num_rows);
+  }
 }
 
 /// Fewer tokens than this are added one after the other: cheaper than 16 lanes and their tree.
@@ -142,32 +279,31 @@ struct PieceSum {
   std::int64_t count;
 };
 
-template <class Isa, class V, class M>
-PieceSum sum_piece(const V* values, const M* mask, M ignore, std::int32_t begin, std::int32_t end) {
+template <class Isa, class V>
+PieceSum sum_piece(const V* values, const LiveTokens& live, const Windows<V>& windows, std::int32_t begin,
+                   std::int32_t end) {
   if (end - begin < kShortPiece) {
     PieceSum piece{0.0, 0};
     for (std::int32_t t = begin; t < end; ++t) {
-      bool live = true;
-      if constexpr (!std::is_same_v<M, NoMask>) live = mask[t] != ignore;
-      piece.sum += live ? to_double(values[t]) : 0.0;
-      piece.count += live;
+      const bool counts = is_live(live, t);
+      piece.sum += counts ? to_double(values[t]) : 0.0;
+      piece.count += counts;
     }
     return piece;
   }
   alignas(64) double lanes[kLanes] = {};
-  const std::int64_t count = add_piece<Isa>(lanes, values, mask, ignore, begin, end);
+  const std::int64_t count = add_piece<Isa>(lanes, windows, begin, end);
   return {sum_lanes(lanes), count};
 }
 
 /// Documents one by one: no table, so the number of groups does not matter.
-template <class Isa, class V, class M>
-void reduce_segments(const ReduceArgs& args, const Chunk& chunk, const SegmentSums& out, ChunkPieces& pieces) {
-  const M ignore = ignored_value<M>(args.mask);
-  const M* mask = static_cast<const M*>(args.mask.data);
-  if constexpr (!std::is_same_v<M, NoMask>) mask += chunk.begin;
+template <class Isa, class V>
+void reduce_segments(const ReduceArgs& args, const Chunk& chunk, const LiveTokens& live, const SegmentSums& out,
+                     ChunkPieces& pieces) {
   const std::int64_t chunk_end = chunk.begin + chunk.size;
   for (std::int64_t row = 0; row < args.num_rows; ++row) {
     const V* values = static_cast<const V*>(args.values) + row * args.row_stride + chunk.begin;
+    const Windows<V> windows(values, chunk.size, live);
     DocumentBlock documents(args.segments, chunk);
     pieces.size = 0;
     while (documents.advance()) {
@@ -175,15 +311,15 @@ void reduce_segments(const ReduceArgs& args, const Chunk& chunk, const SegmentSu
         const std::int32_t begin = documents.begin(i), end = documents.end(i);
         if (begin >= end) continue;
         const std::int64_t segment = documents.segment(i);
-        const PieceSum piece = sum_piece<Isa>(values, mask, ignore, begin, end);
+        const PieceSum piece = sum_piece<Isa>(values, live, windows, begin, end);
         const auto bound = [&](std::int64_t d) {
           return local_offset(args.segments.map, load_index(args.segments.offsets, d));
         };
-        const bool whole = (begin > 0 || bound(segment) >= chunk.begin) &&
-                           (end < chunk.size || bound(segment + 1) <= chunk_end);
+        const bool whole =
+            (begin > 0 || bound(segment) >= chunk.begin) && (end < chunk.size || bound(segment + 1) <= chunk_end);
         if (whole) {
-          out.add(row * args.segments.num_segments + segment, piece.sum);
-          if (row == 0) out.add_count(segment, piece.count);
+          add_sum(out, row * args.segments.num_segments + segment, piece.sum);
+          if (row == 0) add_count(out, segment, piece.count);
         } else if (pieces.size < ChunkPieces::kCapacity) {  // more only where offsets are not sorted
           pieces.segments[pieces.size] = segment;
           pieces.counts[pieces.size] = piece.count;
@@ -253,7 +389,7 @@ void gather_chunk(const GatherArgs& args, const Chunk& chunk) {
           if constexpr (std::is_same_v<M, NoMask>) {
             out[t] = bits;
           } else {
-            out[t] = mask[t] != ignore ? bits : Bits{0};
+            out[t] = bits & static_cast<Bits>(-static_cast<Bits>(mask[t] != ignore));  // no branch: masks are random
           }
         }
         written = end;
@@ -281,40 +417,27 @@ auto with_mask_type(MaskType type, Use use) {
   return use(NoMask{});
 }
 
-template <class Isa, class V>
-Kernels reduce_kernels_of(MaskType mask) {
+template <class Isa, class V, class Bits>
+Kernels kernels_of(MaskType mask) {
   return with_mask_type(mask, [](auto m) {
-    return Kernels{reduce_groups<Isa, V, decltype(m)>, reduce_segments<Isa, V, decltype(m)>};
+    using M = decltype(m);
+    return Kernels{find_live<Isa, M>, reduce_groups<Isa, V>, reduce_segments<Isa, V>, gather_chunk<Bits, M>};
   });
 }
 
 template <class Isa>
-Kernels reduce_kernels_of(FloatType value, MaskType mask) {
-  switch (value) {
+Kernels kernels_of(FloatType type, MaskType mask) {
+  switch (type) {
     case FloatType::kFloat16:
-      return reduce_kernels_of<Isa, Float16>(mask);
+      return kernels_of<Isa, Float16, std::uint16_t>(mask);
     case FloatType::kBFloat16:
-      return reduce_kernels_of<Isa, BFloat16>(mask);
+      return kernels_of<Isa, BFloat16, std::uint16_t>(mask);
     case FloatType::kFloat32:
-      return reduce_kernels_of<Isa, float>(mask);
+      return kernels_of<Isa, float, std::uint32_t>(mask);
     case FloatType::kFloat64:
       break;
   }
-  return reduce_kernels_of<Isa, double>(mask);
-}
-
-inline GatherChunk gather_kernel_of(FloatType out, MaskType mask) {
-  return with_mask_type(mask, [out](auto m) -> GatherChunk {
-    using M = decltype(m);
-    switch (size_of(out)) {
-      case 2:
-        return gather_chunk<std::uint16_t, M>;
-      case 4:
-        return gather_chunk<std::uint32_t, M>;
-      default:
-        return gather_chunk<std::uint64_t, M>;
-    }
-  });
+  return kernels_of<Isa, double, std::uint64_t>(mask);
 }
 
 }  // namespace

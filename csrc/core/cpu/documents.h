@@ -47,6 +47,9 @@ class DocumentBlock {
       place(static_cast<const std::int32_t*>(segments_.offsets.data) + first_);
     }
     done_ = position_[count_] >= chunk_.size;
+    if (done_) {  // segments that start behind the chunk are not its business
+      while (count_ > 1 && position_[count_ - 1] >= chunk_.size) --count_;
+    }
     return true;
   }
 

@@ -4,23 +4,8 @@
 #include "kernels.h"
 
 namespace segscatter::core {
-namespace {
 
 using namespace detail;
-
-GatherChunk find_kernel(FloatType out, MaskType mask, CpuCapability capability) {
-  switch (capability) {
-    case CpuCapability::kAvx512:
-      return gather_kernel_avx512(out, mask);
-    case CpuCapability::kAvx2:
-      return gather_kernel_avx2(out, mask);
-    case CpuCapability::kDefault:
-      break;
-  }
-  return gather_kernel_default(out, mask);
-}
-
-}  // namespace
 
 Status gather_cpu(const GatherArgs& args, const Executor& executor) {
   const Segments& segments = args.segments;
@@ -29,7 +14,7 @@ Status gather_cpu(const GatherArgs& args, const Executor& executor) {
   }
   GatherArgs simplified = args;
   simplified.mask = simplify(args.mask);
-  const GatherChunk kernel = find_kernel(args.out_type, simplified.mask.type, cpu_capability());
+  const GatherChunk kernel = find_kernels(args.out_type, simplified.mask.type, cpu_capability()).gather;
   const Chunks chunks(args.num_tokens);
   for_each_chunk(executor, workers_for(executor, chunks.count), chunks.count,
                  [&](int, std::int64_t i) { kernel(simplified, chunks[i]); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What the instruction-set specific files offer to reduce.cpp and gather.cpp: one function per chunk, value type and
-/// mask type. Each set of kernels is the same source (chunk_kernels.h) over another definition of `Lanes`.
+/// What the instruction-set specific files offer to reduce.cpp and gather.cpp: functions that work on one chunk. Each
+/// set of them is the same source (chunk_kernels.h) over another definition of `Lanes`.
 #pragma once
 
 #include <cstdint>
@@ -17,41 +17,37 @@ struct Chunk {
 
 constexpr int kLanes = 16;  ///< float64 accumulators per sum; the lane of a token is its position mod 16
 
+/// Which tokens of a chunk are live: bit t % 16 of windows[t / 16]; bits behind the last token are 0. Masks are read
+/// once, whatever the number of rows, and the loops over values know nothing of mask types. Four windows make a block,
+/// so that 64 bits can be written and read at once.
+struct LiveTokens {
+  static constexpr std::uint32_t kBlock = 64;  ///< tokens
+  std::uint16_t* windows;                      ///< [4 * blocks]
+};
+
 /// The groups that occur in one chunk, in order of first appearance.
 struct ChunkGroups {
-  std::int64_t* groups;    ///< [capacity]
-  std::int64_t* counts;    ///< [capacity]
-  double* sums;            ///< [num_rows, capacity]
-  std::int64_t capacity;   ///< at least min(num_groups, num_segments)
+  std::int64_t* groups;   ///< [capacity]
+  std::int64_t* counts;   ///< [capacity]
+  double* sums;           ///< [num_rows, capacity]
+  std::int64_t capacity;  ///< at least min(num_groups, num_segments)
   std::int32_t size = 0;
 };
 
-/// One worker's memory.
+/// One worker's memory. Entry `capacity` takes the tokens of dropped segments, so that no loop over tokens asks.
 struct GroupScratch {
-  double* lanes;           ///< [capacity, kLanes], in any state
-  std::int32_t* entries;   ///< [num_groups], the group's place in ChunkGroups; -1 before and after each chunk
+  double* lanes;          ///< [capacity + 1, kLanes], in any state
+  std::int64_t* counts;   ///< [capacity + 1], in any state
+  std::int32_t* entries;  ///< [num_groups], the group's place in ChunkGroups; -1 before and after each chunk
 };
 
 /// Sums of whole documents, for identity groups and for more groups than a table holds. A document that lies in one
 /// chunk is final there and goes to `sums` and `counts`; the pieces of one that does not go to `pieces`.
 struct SegmentSums {
-  void* sums;              ///< [num_rows, num_segments]
+  void* sums;  ///< [num_rows, num_segments]
   FloatType sum_type;
-  std::int64_t* counts;    ///< [num_segments]
+  std::int64_t* counts;  ///< [num_segments]
   bool accumulate;
-
-  void add(std::int64_t index, double sum) const {
-    if (sum_type == FloatType::kFloat64) {
-      double& out = static_cast<double*>(sums)[index];
-      out = accumulate ? out + sum : sum;
-    } else {
-      float& out = static_cast<float*>(sums)[index];
-      out = static_cast<float>(accumulate ? static_cast<double>(out) + sum : sum);
-    }
-  }
-  void add_count(std::int64_t index, std::int64_t count) const {
-    counts[index] = accumulate ? counts[index] + count : count;
-  }
 };
 
 /// At most one document of sorted offsets enters a chunk from before, and one leaves it.
@@ -59,26 +55,29 @@ struct ChunkPieces {
   static constexpr int kCapacity = 2;
   std::int64_t segments[kCapacity];
   std::int64_t counts[kCapacity];
-  double* sums;            ///< [num_rows, kCapacity]
+  double* sums;  ///< [num_rows, kCapacity]
   std::int32_t size = 0;
 };
 
-using ReduceGroups = void (*)(const ReduceArgs&, const Chunk&, const GroupScratch&, ChunkGroups&);
-using ReduceSegments = void (*)(const ReduceArgs&, const Chunk&, const SegmentSums&, ChunkPieces&);
+using FindLive = void (*)(const Mask&, const Chunk&, const LiveTokens&);
+using ReduceGroups = void (*)(const ReduceArgs&, const Chunk&, const LiveTokens&, const GroupScratch&, ChunkGroups&);
+using ReduceSegments = void (*)(const ReduceArgs&, const Chunk&, const LiveTokens&, const SegmentSums&, ChunkPieces&);
 using GatherChunk = void (*)(const GatherArgs&, const Chunk&);
 
 struct Kernels {
+  FindLive find_live;
   ReduceGroups reduce_groups;
   ReduceSegments reduce_segments;
+  GatherChunk gather;
 };
 
-// `mask` is a simplified one (segments.h). Null where the build has no such kernels.
-#define SEGSCATTER_DECLARE_KERNELS(isa)                                              \
-  Kernels reduce_kernels_##isa(FloatType value, MaskType mask);                      \
-  GatherChunk gather_kernel_##isa(FloatType out, MaskType mask)
-SEGSCATTER_DECLARE_KERNELS(default);
-SEGSCATTER_DECLARE_KERNELS(avx2);
-SEGSCATTER_DECLARE_KERNELS(avx512);
-#undef SEGSCATTER_DECLARE_KERNELS
+/// Kernels for values (or, of `gather`, results) of a type and a simplified mask (segments.h). All null where the build
+/// has none for the instruction set.
+Kernels find_kernels(FloatType type, MaskType mask, CpuCapability capability);
+
+// What find_kernels() chooses from.
+Kernels kernels_default(FloatType type, MaskType mask);
+Kernels kernels_avx2(FloatType type, MaskType mask);
+Kernels kernels_avx512(FloatType type, MaskType mask);
 
 }  // namespace segscatter::core::detail

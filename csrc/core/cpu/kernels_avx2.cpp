@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels with AVX2 and F16C. Partial windows go token by token: AVX2 has no cheap masked load of bytes.
+// The kernels with AVX2 and F16C.
 #include "chunk_kernels.h"
 
 #if defined(__AVX2__) && defined(__F16C__)
@@ -8,46 +8,42 @@
 namespace segscatter::core::detail {
 namespace {
 
-__m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+__m256i load(const void* p) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
+}
 
 struct Avx2 {
-  static std::uint32_t live(const std::uint8_t* mask, std::uint8_t ignore) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(mask));
-    const __m128i dead = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(ignore)));
-    return static_cast<std::uint32_t>(_mm_movemask_epi8(dead)) ^ 0xffff;
-  }
-  static std::uint32_t live(const std::int32_t* mask, std::int32_t ignore) {
-    std::uint32_t dead = 0;
+  static std::uint64_t live(const std::uint8_t* mask, std::uint8_t ignore) {
+    std::uint64_t dead = 0;
     for (int i = 0; i < 2; ++i) {
+      const __m256i equal = _mm256_cmpeq_epi8(load(mask + 32 * i), _mm256_set1_epi8(static_cast<char>(ignore)));
+      dead |= static_cast<std::uint64_t>(static_cast<std::uint32_t>(_mm256_movemask_epi8(equal))) << (32 * i);
+    }
+    return ~dead;
+  }
+  static std::uint64_t live(const std::int32_t* mask, std::int32_t ignore) {
+    std::uint64_t dead = 0;
+    for (int i = 0; i < 8; ++i) {
       const __m256i equal = _mm256_cmpeq_epi32(load(mask + 8 * i), _mm256_set1_epi32(ignore));
-      dead |= static_cast<std::uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal))) << (8 * i);
+      dead |= static_cast<std::uint64_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal))) << (8 * i);
     }
-    return dead ^ 0xffff;
+    return ~dead;
   }
-  static std::uint32_t live(const std::int64_t* mask, std::int64_t ignore) {
-    std::uint32_t dead = 0;
-    for (int i = 0; i < 4; ++i) {
+  static std::uint64_t live(const std::int64_t* mask, std::int64_t ignore) {
+    std::uint64_t dead = 0;
+    for (int i = 0; i < 16; ++i) {
       const __m256i equal = _mm256_cmpeq_epi64(load(mask + 4 * i), _mm256_set1_epi64x(ignore));
-      dead |= static_cast<std::uint32_t>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) << (4 * i);
+      dead |= static_cast<std::uint64_t>(_mm256_movemask_pd(_mm256_castsi256_pd(equal))) << (4 * i);
     }
-    return dead ^ 0xffff;
+    return ~dead;
   }
-  static std::uint32_t live(const float* mask, float ignore) {
-    std::uint32_t live = 0;
-    for (int i = 0; i < 2; ++i) {
+  static std::uint64_t live(const float* mask, float ignore) {
+    std::uint64_t live = 0;
+    for (int i = 0; i < 8; ++i) {
       const __m256 differs = _mm256_cmp_ps(_mm256_loadu_ps(mask + 8 * i), _mm256_set1_ps(ignore), _CMP_NEQ_UQ);
-      live |= static_cast<std::uint32_t>(_mm256_movemask_ps(differs)) << (8 * i);
+      live |= static_cast<std::uint64_t>(_mm256_movemask_ps(differs)) << (8 * i);
     }
     return live;
-  }
-  template <class M>
-  static std::uint32_t live(const M* mask, M ignore, std::uint32_t range) {
-    std::uint32_t bits = 0;
-    for (std::uint32_t left = range; left != 0; left &= left - 1) {
-      const int j = __builtin_ctz(left);
-      bits |= static_cast<std::uint32_t>(mask[j] != ignore) << j;
-    }
-    return bits;
   }
 
   static __m256d widen(const double* p) { return _mm256_loadu_pd(p); }
@@ -78,26 +74,20 @@ struct Avx2 {
       for (int i = 0; i < 4; ++i) _mm256_storeu_pd(to + 4 * i, sums[i]);
     }
   };
-
-  template <class V>
-  static void add(double* lanes, const V* values, std::uint32_t live) {
-    for (; live != 0; live &= live - 1) {
-      const int j = __builtin_ctz(live);
-      lanes[j] += to_double(values[j]);
-    }
-  }
 };
 
 }  // namespace
 
-Kernels reduce_kernels_avx2(FloatType value, MaskType mask) { return reduce_kernels_of<Avx2>(value, mask); }
-GatherChunk gather_kernel_avx2(FloatType out, MaskType mask) { return gather_kernel_of(out, mask); }
+Kernels kernels_avx2(FloatType type, MaskType mask) {
+  return kernels_of<Avx2>(type, mask);
+}
 
 }  // namespace segscatter::core::detail
 
 #else
 namespace segscatter::core::detail {
-Kernels reduce_kernels_avx2(FloatType, MaskType) { return {}; }
-GatherChunk gather_kernel_avx2(FloatType, MaskType) { return nullptr; }
+Kernels kernels_avx2(FloatType, MaskType) {
+  return {};
+}
 }  // namespace segscatter::core::detail
 #endif

@@ -7,17 +7,10 @@ namespace {
 
 struct Default {
   template <class M>
-  static std::uint32_t live(const M* mask, M ignore) {
-    std::uint32_t bits = 0;
-    for (int j = 0; j < kLanes; ++j) bits |= static_cast<std::uint32_t>(mask[j] != ignore) << j;
-    return bits;
-  }
-  template <class M>
-  static std::uint32_t live(const M* mask, M ignore, std::uint32_t range) {
-    std::uint32_t bits = 0;
-    for (int j = 0; j < kLanes; ++j) {
-      if (range >> j & 1) bits |= static_cast<std::uint32_t>(mask[j] != ignore) << j;
-    }
+  static std::uint64_t live(const M* mask, M ignore) {
+    std::uint64_t bits = 0;
+    for (int j = 0; j < static_cast<int>(LiveTokens::kBlock); ++j)
+      bits |= static_cast<std::uint64_t>(mask[j] != ignore) << j;
     return bits;
   }
 
@@ -34,19 +27,12 @@ struct Default {
       for (int j = 0; j < kLanes; ++j) to[j] = sums[j];
     }
   };
-
-  template <class V>
-  static void add(double* lanes, const V* values, std::uint32_t live) {
-    for (; live != 0; live &= live - 1) {
-      const int j = __builtin_ctz(live);
-      lanes[j] += to_double(values[j]);
-    }
-  }
 };
 
 }  // namespace
 
-Kernels reduce_kernels_default(FloatType value, MaskType mask) { return reduce_kernels_of<Default>(value, mask); }
-GatherChunk gather_kernel_default(FloatType out, MaskType mask) { return gather_kernel_of(out, mask); }
+Kernels kernels_default(FloatType type, MaskType mask) {
+  return kernels_of<Default>(type, mask);
+}
 
 }  // namespace segscatter::core::detail

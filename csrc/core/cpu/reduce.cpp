@@ -1,22 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reduction on the CPU: chunks in parallel, then their results in chunk order.
 //
-// Two ways. By table: the groups that occur in a chunk have an entry each; chunks hand their entries to the combine step.
-// By document, for identity groups and where a table of groups would be large: every document gets its own sum, written
-// by the one chunk that holds it whole, or put together from the pieces that chunks found; documents are then added to
-// their groups in order.
+// Two ways. By table: the groups that occur in a chunk have an entry each; chunks hand their entries to the combine
+// step. By document, for identity groups and where a table of groups would be large: every document gets its own sum,
+// written by the one chunk that holds it whole, or put together from the pieces that chunks found; documents are then
+// added to their groups in order.
 #include <cstring>
 
 #include "chunks.h"
+#include "documents.h"
 #include "kernels.h"
+#include "segment_sums.h"
 
 namespace segscatter::core {
 namespace {
 
 using namespace detail;
 
-/// A table entry is 128 bytes for every worker and up to 8 * (K + 2) bytes for every chunk.
+/// A table entry is 136 bytes for every worker and up to 8 * (K + 2) bytes for every chunk. Kernels hold entries in 16
+/// bits.
 constexpr std::int64_t kMaxTableEntries = 4096;
+
+/// To find a group's entry takes 4 bytes for every worker and group.
+constexpr std::int64_t kMaxTableGroups = 65536;
 
 /// Hands out 64-byte aligned arrays from one block of memory, or only adds up their sizes where there is none.
 class Arena {
@@ -45,7 +51,8 @@ struct Sizes {
       : chunks(args.num_tokens),
         workers(workers_for(executor, chunks.count)),
         table_entries(std::min(args.segments.num_groups, args.segments.num_segments)),
-        by_document(args.segments.group_ids.data == nullptr || table_entries > kMaxTableEntries) {}
+        by_document(args.segments.group_ids.data == nullptr || table_entries > kMaxTableEntries ||
+                    args.segments.num_groups > kMaxTableGroups) {}
 };
 
 /// Totals of the groups in float64, where the result is not float64 itself or is added to.
@@ -63,17 +70,30 @@ struct Totals {
   }
   void write(const ReduceArgs& args) const {
     const SegmentSums out{args.sums, args.sum_type, args.counts, args.accumulate};
-    for (std::int64_t i = 0; i < args.num_rows * args.segments.num_groups; ++i) out.add(i, sums[i]);
-    for (std::int64_t g = 0; g < args.segments.num_groups; ++g) out.add_count(g, counts[g]);
+    for (std::int64_t i = 0; i < args.num_rows * args.segments.num_groups; ++i) add_sum(out, i, sums[i]);
+    for (std::int64_t g = 0; g < args.segments.num_groups; ++g) add_count(out, g, counts[g]);
   }
 };
 
+/// Every worker's bits of the chunk that it works on.
+LiveTokens* take_live_tokens(Arena& arena, const Sizes& sizes) {
+  const std::int64_t blocks = (sizes.chunks.size + LiveTokens::kBlock - 1) / LiveTokens::kBlock;
+  LiveTokens* live = arena.take<LiveTokens>(sizes.workers);
+  for (int i = 0; i < sizes.workers; ++i) {
+    std::uint16_t* windows = arena.take<std::uint16_t>(4 * blocks);
+    if (live) live[i] = {windows};
+  }
+  return live;
+}
+
 struct TableWorkspace {
   Totals totals;
+  LiveTokens* live;       // [workers]
   ChunkGroups* groups;    // [chunks]
   GroupScratch* scratch;  // [workers]
 
-  TableWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes) : totals(arena, args) {
+  TableWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes)
+      : totals(arena, args), live(take_live_tokens(arena, sizes)) {
     groups = arena.take<ChunkGroups>(sizes.chunks.count);
     scratch = arena.take<GroupScratch>(sizes.workers);
     const std::int64_t capacity = sizes.table_entries;
@@ -83,20 +103,22 @@ struct TableWorkspace {
       if (groups) groups[i] = chunk;
     }
     for (int i = 0; i < sizes.workers; ++i) {
-      const GroupScratch worker{arena.take<double>(capacity * kLanes),
+      const GroupScratch worker{arena.take<double>((capacity + 1) * kLanes), arena.take<std::int64_t>(capacity + 1),
                                 arena.take<std::int32_t>(args.segments.num_groups)};
       if (scratch) scratch[i] = worker;
     }
   }
 };
 
-void reduce_by_table(const ReduceArgs& args, const Sizes& sizes, TableWorkspace workspace, ReduceGroups kernel,
+void reduce_by_table(const ReduceArgs& args, const Sizes& sizes, TableWorkspace workspace, const Kernels& kernels,
                      const Executor& executor) {
   for (int i = 0; i < sizes.workers; ++i) {
     std::fill_n(workspace.scratch[i].entries, args.segments.num_groups, -1);
   }
   for_each_chunk(executor, sizes.workers, sizes.chunks.count, [&](int worker, std::int64_t i) {
-    kernel(args, sizes.chunks[i], workspace.scratch[worker], workspace.groups[i]);
+    const LiveTokens& live = workspace.live[worker];
+    kernels.find_live(args.mask, sizes.chunks[i], live);
+    kernels.reduce_groups(args, sizes.chunks[i], live, workspace.scratch[worker], workspace.groups[i]);
   });
   workspace.totals.clear(args);
   for (std::int64_t i = 0; i < sizes.chunks.count; ++i) {
@@ -126,8 +148,8 @@ void combine_pieces(const ChunkPieces* pieces, std::int64_t num_chunks, std::int
     double sum = 0.0;
     const auto finish = [&] {
       if (segment < 0) return;
-      out.add(row * num_segments + segment, sum);
-      if (row == 0) out.add_count(segment, count);
+      add_sum(out, row * num_segments + segment, sum);
+      if (row == 0) add_count(out, segment, count);
     };
     for (std::int64_t i = 0; i < num_chunks; ++i) {
       for (std::int32_t k = 0; k < pieces[i].size; ++k) {
@@ -146,12 +168,13 @@ void combine_pieces(const ChunkPieces* pieces, std::int64_t num_chunks, std::int
 }
 
 struct DocumentWorkspace {
+  LiveTokens* live;        // [workers]
   ChunkPieces* pieces;     // [chunks]
   double* sums = nullptr;  // [num_rows, num_segments], where documents are to be added to groups
   std::int64_t* counts = nullptr;
   double* totals = nullptr;
 
-  DocumentWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes) {
+  DocumentWorkspace(Arena& arena, const ReduceArgs& args, const Sizes& sizes) : live(take_live_tokens(arena, sizes)) {
     pieces = arena.take<ChunkPieces>(sizes.chunks.count);
     for (std::int64_t i = 0; i < sizes.chunks.count; ++i) {
       double* piece_sums = arena.take<double>(args.num_rows * ChunkPieces::kCapacity);
@@ -181,37 +204,48 @@ void scatter_documents(const ReduceArgs& args, const DocumentWorkspace& workspac
         totals[group] += workspace.sums[row * num_segments + d];
         if (row == 0) args.counts[group] += workspace.counts[d];
       }
-      for (std::int64_t group = begin; group < end; ++group) out.add(row * num_groups + group, totals[group]);
+      for (std::int64_t group = begin; group < end; ++group) add_sum(out, row * num_groups + group, totals[group]);
     }
   });
 }
 
 void reduce_by_document(const ReduceArgs& args, const Sizes& sizes, const DocumentWorkspace& workspace,
-                        ReduceSegments kernel, const Executor& executor) {
+                        const Kernels& kernels, const Executor& executor) {
   const bool identity = args.segments.group_ids.data == nullptr;
   const std::int64_t num_segments = args.segments.num_segments;
   const SegmentSums out = identity ? SegmentSums{args.sums, args.sum_type, args.counts, args.accumulate}
                                    : SegmentSums{workspace.sums, FloatType::kFloat64, workspace.counts, false};
   if (!out.accumulate) clear(out, args.num_rows, identity ? args.segments.num_groups : num_segments);
-  for_each_chunk(executor, sizes.workers, sizes.chunks.count,
-                 [&](int, std::int64_t i) { kernel(args, sizes.chunks[i], out, workspace.pieces[i]); });
+  for_each_chunk(executor, sizes.workers, sizes.chunks.count, [&](int worker, std::int64_t i) {
+    const LiveTokens& live = workspace.live[worker];
+    kernels.find_live(args.mask, sizes.chunks[i], live);
+    kernels.reduce_segments(args, sizes.chunks[i], live, out, workspace.pieces[i]);
+  });
   combine_pieces(workspace.pieces, sizes.chunks.count, args.num_rows, num_segments, out);
   if (!identity) scatter_documents(args, workspace, sizes.workers, executor);
 }
 
-Kernels find_kernels(FloatType value, MaskType mask, CpuCapability capability) {
-  switch (capability) {
-    case CpuCapability::kAvx512:
-      return reduce_kernels_avx512(value, mask);
-    case CpuCapability::kAvx2:
-      return reduce_kernels_avx2(value, mask);
-    case CpuCapability::kDefault:
-      break;
+/// What is left to do without value rows. Rare, so no work for several threads.
+void count(const ReduceArgs& args, const Sizes& sizes, const LiveTokens& live, FindLive find_live) {
+  if (!args.accumulate) std::fill_n(args.counts, args.segments.num_groups, std::int64_t{0});
+  for (std::int64_t i = 0; i < sizes.chunks.count; ++i) {
+    find_live(args.mask, sizes.chunks[i], live);
+    DocumentBlock documents(args.segments, sizes.chunks[i]);
+    while (documents.advance()) {
+      for (int d = 0; d < documents.count(); ++d) {
+        const std::int64_t group = documents.group(d);
+        if (group < 0) continue;
+        for (std::int32_t t = documents.begin(d); t < documents.end(d); ++t) {
+          args.counts[group] += live.windows[t / kLanes] >> t % kLanes & 1;
+        }
+      }
+    }
   }
-  return reduce_kernels_default(value, mask);
 }
 
-Status invalid(const char* message) { return {Status::Code::kInvalidArgument, message}; }
+Status invalid(const char* message) {
+  return {Status::Code::kInvalidArgument, message};
+}
 
 Status check(const ReduceArgs& args) {
   const Segments& segments = args.segments;
@@ -233,7 +267,9 @@ Status check(const ReduceArgs& args) {
 std::size_t reduce_cpu_workspace(const ReduceArgs& args, const Executor& executor) {
   const Sizes sizes(args, executor);
   Arena arena(nullptr);
-  if (sizes.by_document) {
+  if (args.num_rows == 0) {
+    take_live_tokens(arena, sizes);
+  } else if (sizes.by_document) {
     DocumentWorkspace(arena, args, sizes);
   } else {
     TableWorkspace(arena, args, sizes);
@@ -255,10 +291,12 @@ Status reduce_cpu(const ReduceArgs& args, void* workspace, std::size_t workspace
   }
   const Sizes sizes(args, executor);
   Arena arena(workspace);
-  if (sizes.by_document) {
-    reduce_by_document(simplified, sizes, DocumentWorkspace(arena, args, sizes), kernels.reduce_segments, executor);
+  if (args.num_rows == 0) {
+    count(simplified, sizes, *take_live_tokens(arena, sizes), kernels.find_live);
+  } else if (sizes.by_document) {
+    reduce_by_document(simplified, sizes, DocumentWorkspace(arena, args, sizes), kernels, executor);
   } else {
-    reduce_by_table(simplified, sizes, TableWorkspace(arena, args, sizes), kernels.reduce_groups, executor);
+    reduce_by_table(simplified, sizes, TableWorkspace(arena, args, sizes), kernels, executor);
   }
   return {};
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Entry points: plan, parameters, launches.
+#include <algorithm>
 #include <cstdio>
 #include <limits>
 
@@ -94,22 +95,24 @@ Status query_cuda_device(CudaDevice& device) {
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, ordinal);
   };
   CudaDevice found;
+  // Loads the kernels. What they can do depends on the architecture that they were compiled for, which for code that the
+  // driver translates from an older one's PTX is not the device's: such code knows no clusters and no dependent launch.
+  const auto probe = reinterpret_cast<const void*>(reduce_kernels<Float32>(mask_index(1)).partials[0]);
+  cudaFuncAttributes code{};
+  error = cudaFuncGetAttributes(&code, probe);
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+    return cuda_error(where, error, Status::Code::kUnsupportedDevice);
+  }
   get(major, cudaDevAttrComputeCapabilityMajor);
   get(minor, cudaDevAttrComputeCapabilityMinor);
   get(found.multiprocessors, cudaDevAttrMultiProcessorCount);
   get(found.shared_memory_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   int clusters = 0;
-  if (major >= 9) get(clusters, cudaDevAttrClusterLaunch);
+  if (code.ptxVersion >= 90) get(clusters, cudaDevAttrClusterLaunch);
   if (error != cudaSuccess) return cuda_error(where, error);
-  found.compute_capability = 10 * major + minor;
+  found.compute_capability = std::min(10 * major + minor, code.ptxVersion);
 
-  // Setting an attribute need not load a kernel, and so need not tell whether there is one for this device.
-  cudaFuncAttributes attributes;
-  error = cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(combine_kernels<FloatSum>().documents));
-  if (error == cudaSuccess) error = allow_everything(found);
-  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
-    return cuda_error(where, error, Status::Code::kUnsupportedDevice);
-  }
+  error = allow_everything(found);
   if (error != cudaSuccess) return cuda_error(where, error);
   found.max_cluster_blocks = clusters ? largest_cluster(found) : 1;
   device = found;

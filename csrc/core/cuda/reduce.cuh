@@ -90,6 +90,8 @@ struct GroupSums {
   Sum sum{};
   std::uint32_t count = 0;  ///< 128 per live token
   int code = kNoLabel;
+  Sum* entry_sum = nullptr;  ///< of `code`
+  std::uint32_t* entry_count = nullptr;
 
   SEGSCATTER_DEVICE GroupSums(const WalkParams& p)
       : entries(shared_memory() + p.shared.entries + warp_index() * p.shared.warp_entries),
@@ -100,9 +102,11 @@ struct GroupSums {
     counts = entries + (kPrivate ? kLanes * 8 + lane * 4 : num_codes * 8) - kCountStride;
   }
 
-  SEGSCATTER_DEVICE Sum& entry_sum() const { return *reinterpret_cast<Sum*>(sums + code * kSumStride); }
-  SEGSCATTER_DEVICE std::uint32_t& entry_count() const {
-    return *reinterpret_cast<std::uint32_t*>(counts + code * kCountStride);
+  /// Only says whose sums are to come; the sums themselves are up to the caller.
+  SEGSCATTER_DEVICE void begin(int new_code) {
+    code = new_code;
+    entry_sum = reinterpret_cast<Sum*>(sums + code * kSumStride);
+    entry_count = reinterpret_cast<std::uint32_t*>(counts + code * kCountStride);
   }
 
   SEGSCATTER_DEVICE void prepare() {
@@ -113,22 +117,21 @@ struct GroupSums {
     for (int i = 0; i < entry_bytes; i += kLanes * 16, at += kLanes) *at = Zeros{};
   }
 
-  SEGSCATTER_DEVICE void begin(int new_code) { code = new_code; }
   SEGSCATTER_DEVICE void enter(int new_code) { change(new_code, new_code != code); }
 
   /// Moves the lanes that `need` it to another code; all lanes call this together.
   SEGSCATTER_DEVICE void change(int new_code, bool need) {
     if constexpr (kPrivate) {
       if (!need) return;
-      entry_sum() = sum;
-      entry_count() = count;
-      code = new_code;
-      sum = entry_sum();
-      count = entry_count();
+      *entry_sum = sum;
+      *entry_count = count;
+      begin(new_code);
+      sum = *entry_sum;
+      count = *entry_count;
     } else {
       if (warp_any(need && count)) add_to_entries(need && count);
       if (!need) return;
-      code = new_code;
+      begin(new_code);
       sum = Sum{};
       count = 0;
     }
@@ -139,8 +142,8 @@ struct GroupSums {
     Sum total = sum;
     std::uint32_t total_count = count;
     if (add_over_equal(need, code, lane, total, total_count)) {
-      entry_sum().add(total);
-      entry_count() += total_count;
+      entry_sum->add(total);
+      *entry_count += total_count;
     }
     warp_barrier();
   }
@@ -177,8 +180,8 @@ struct GroupSums {
 
   SEGSCATTER_DEVICE void finish() {
     if constexpr (kPrivate) {
-      entry_sum() = sum;
-      entry_count() = count;
+      *entry_sum = sum;
+      *entry_count = count;
     } else {
       change(kNoLabel, true);
     }

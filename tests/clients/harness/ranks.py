@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_BOOT_SECONDS = 180
-_CALL_SECONDS = 120
+_BOOT_SECONDS = 600
+_CALL_SECONDS = 300
 
 
 class RankError(AssertionError):
