@@ -3,9 +3,9 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <torch/extension.h>
 
-#include <cub/device/device_segmented_reduce.cuh>
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
+#include <cub/device/device_segmented_reduce.cuh>
 
 namespace {
 
@@ -18,12 +18,16 @@ struct Add {
 struct LiveToken {
   const float* losses;
   const bool* mask;
-  __device__ SumAndCount operator()(int t) const { return mask[t] ? SumAndCount{losses[t], 1.f} : SumAndCount{0.f, 0.f}; }
+  __device__ SumAndCount operator()(int t) const {
+    return mask[t] ? SumAndCount{losses[t], 1.f} : SumAndCount{0.f, 0.f};
+  }
 };
 
 __global__ void empty() {}
 
-void empty_kernel() { empty<<<1, 32, 0, at::cuda::getCurrentCUDAStream()>>>(); }
+void empty_kernel() {
+  empty<<<1, 32, 0, at::cuda::getCurrentCUDAStream()>>>();
+}
 
 /// [S, 2] float32 sums and counts of documents.
 at::Tensor segmented_reduce(const at::Tensor& losses, const at::Tensor& mask, const at::Tensor& cu_seqlens) {

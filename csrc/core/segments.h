@@ -58,8 +58,8 @@ static inline Mask simplify(Mask mask) {
       break;
     case MaskType::kFloat32:
       // A float holds all integers to 2^24 and some beyond; the bound keeps the conversion back defined.
-      can_match = static_cast<float>(ignore) < 0x1p63f &&
-                  static_cast<std::int64_t>(static_cast<float>(ignore)) == ignore;
+      can_match =
+          static_cast<float>(ignore) < 0x1p63f && static_cast<std::int64_t>(static_cast<float>(ignore)) == ignore;
       break;
     case MaskType::kNone:
     case MaskType::kInt64:

@@ -45,8 +45,8 @@ void check_mask(const char* op, const OptionalTensor& mask, const c10::SymInt& n
                     ": mask must have shape [T] or [1, T], but has shape ", mask->sym_sizes());
   TORCH_CHECK_VALUE(mask->sym_size(-1) == num_tokens, op, ": mask has ", mask->sym_size(-1), " elements for ",
                     num_tokens, " tokens; it needs one for each");
-  TORCH_CHECK_TYPE(is_mask_dtype(mask->scalar_type()), op, ": mask must be bool, integer (but uint64) or float, but is ",
-                   mask->scalar_type());
+  TORCH_CHECK_TYPE(is_mask_dtype(mask->scalar_type()), op,
+                   ": mask must be bool, integer (but uint64) or float, but is ", mask->scalar_type());
   check_device(op, "mask", *mask, device, device_of);
 }
 

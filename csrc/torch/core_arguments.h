@@ -10,8 +10,8 @@ namespace segscatter {
 
 core::FloatType float_type(at::ScalarType type);
 
-/// `mask` in a type whose elements compare with ignore_index as numbers do, and exactly: bool, uint8, int8, int32, int64
-/// or float32. Changes both arguments where the type has to change.
+/// `mask` in a type whose elements compare with ignore_index as numbers do, and exactly: bool, uint8, int8, int32,
+/// int64 or float32. Changes both arguments where the type has to change.
 void widen_mask(at::Tensor& mask, int64_t& ignore_index);
 
 struct CoreGrouping {

@@ -30,8 +30,8 @@ const core::CudaDevice& current_device() {
     TORCH_CHECK(status.code != core::Status::Code::kUnsupportedDevice,
                 "segscatter has no CUDA kernels for this GPU: it was built for compute "
                 "capabilities " SEGSCATTER_CUDA_ARCHITECTURES
-                ". Rebuild it for this one: TORCH_CUDA_ARCH_LIST=<major.minor> pip "
-                "install --no-build-isolation --force-reinstall --no-deps segscatter (",
+                ". Rebuild it for this one, in its source tree: TORCH_CUDA_ARCH_LIST=<major.minor> pip install "
+                "--no-build-isolation --force-reinstall --no-deps . (",
                 status.message, ")");
     check_status(status);
   });

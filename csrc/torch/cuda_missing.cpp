@@ -12,7 +12,8 @@ void explain(const c10::OperatorHandle& op, torch::jit::Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       false, op.schema().name(),
       ": this segscatter was built without CUDA kernels, but was given CUDA tensors. Install a CUDA build of torch and "
-      "the CUDA Toolkit (nvcc), then rebuild it in its source tree: SEGSCATTER_CUDA=ON pip install --no-build-isolation "
+      "the CUDA Toolkit (nvcc), then rebuild it in its source tree: SEGSCATTER_CUDA=ON pip install "
+      "--no-build-isolation "
       "--force-reinstall --no-deps .");
 }
 

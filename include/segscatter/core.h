@@ -85,8 +85,8 @@ constexpr OffsetMap make_offset_map(ContextParallelLayout layout, std::int64_t s
 
 /// How tokens belong to segments and segments to groups.
 struct Segments {
-  IndexArray offsets;             ///< [num_segments + 1], non-decreasing, in the global row
-  IndexArray group_ids;           ///< [num_segments]; null: segment d is group d. Outside [0, num_groups): dropped
+  IndexArray offsets;    ///< [num_segments + 1], non-decreasing, in the global row
+  IndexArray group_ids;  ///< [num_segments]; null: segment d is group d. Outside [0, num_groups): dropped
   std::int64_t num_segments = 0;
   std::int64_t num_groups = 0;
   OffsetMap map;
@@ -94,7 +94,7 @@ struct Segments {
 
 /// Token t is live iff mask[t] != ignore_index, compared as numbers; all are live where `type` is kNone.
 struct Mask {
-  const void* data = nullptr;     ///< [num_tokens]
+  const void* data = nullptr;  ///< [num_tokens]
   MaskType type = MaskType::kNone;
   std::int64_t ignore_index = 0;
 };
@@ -102,32 +102,33 @@ struct Mask {
 /// Arguments of the reduction. Values of dead tokens are never used in arithmetic, so NaN or Inf there do no harm.
 /// Values of 32 bits and less are summed with the quality of float64 and rounded once, float64 in float64.
 struct ReduceArgs {
-  const void* values = nullptr;   ///< element (k, t) at values[k * row_stride + t]
+  const void* values = nullptr;  ///< element (k, t) at values[k * row_stride + t]
   FloatType value_type = FloatType::kFloat32;
-  std::int64_t num_rows = 1;      ///< K
-  std::int64_t num_tokens = 0;    ///< T
-  std::int64_t row_stride = 0;    ///< in elements
+  std::int64_t num_rows = 1;    ///< K
+  std::int64_t num_tokens = 0;  ///< T
+  std::int64_t row_stride = 0;  ///< in elements
   Segments segments;
   Mask mask;
-  void* sums = nullptr;           ///< [num_rows, num_groups], contiguous
+  void* sums = nullptr;                      ///< [num_rows, num_groups], contiguous
   FloatType sum_type = FloatType::kFloat32;  ///< kFloat32 or kFloat64
-  std::int64_t* counts = nullptr; ///< [num_groups]
-  bool accumulate = false;        ///< add to what `sums` and `counts` hold, instead of overwriting it
+  std::int64_t* counts = nullptr;            ///< [num_groups]
+  bool accumulate = false;                   ///< add to what `sums` and `counts` hold, instead of overwriting it
 };
 
 /// Arguments of the adjoint.
 struct GatherArgs {
-  const void* source = nullptr;   ///< [num_rows, num_groups], contiguous
+  const void* source = nullptr;  ///< [num_rows, num_groups], contiguous
   FloatType source_type = FloatType::kFloat32;
   std::int64_t num_rows = 1;
   std::int64_t num_tokens = 0;
   Segments segments;
   Mask mask;
-  void* out = nullptr;            ///< [num_rows, num_tokens], contiguous
+  void* out = nullptr;  ///< [num_rows, num_tokens], contiguous
   FloatType out_type = FloatType::kFloat32;
 };
 
-// ---- CPU -------------------------------------------------------------------------------------------------------------
+// ---- CPU
+// -------------------------------------------------------------------------------------------------------------
 
 /// Runs task(argument, i) for every i in [0, tasks), in any order and on any threads, and returns when all are done.
 /// The default runs them one after the other. Results never depend on `workers`.
@@ -153,29 +154,30 @@ Status reduce_cpu(const ReduceArgs& args, void* workspace, std::size_t workspace
 
 Status gather_cpu(const GatherArgs& args, const Executor& executor = {});
 
-// ---- CUDA ------------------------------------------------------------------------------------------------------------
+// ---- CUDA
+// ------------------------------------------------------------------------------------------------------------
 
 /// What has to be known of a device to plan launches on it.
 struct CudaDevice {
-  int compute_capability = 0;         ///< 10 * major + minor; of the kernels' code where that is older than the device
+  int compute_capability = 0;  ///< 10 * major + minor; of the kernels' code where that is older than the device
   int multiprocessors = 0;
-  int shared_memory_per_block = 0;    ///< in bytes, what a kernel may ask for
-  int max_cluster_blocks = 1;         ///< 1 without thread block clusters; 8, or 16 where the device can place them
+  int shared_memory_per_block = 0;  ///< in bytes, what a kernel may ask for
+  int max_cluster_blocks = 1;       ///< 1 without thread block clusters; 8, or 16 where the device can place them
 };
 
 /// The ways of the reduction on a device; plan.h describes them.
 enum class ReducePath : std::uint8_t { kAutomatic, kOneLaunch, kTwoLaunches, kDocuments };
 
-/// Overrides of what the plan would choose, for tests and measurements. The sums' last bits depend on the path and on the
-/// cluster's size, and on nothing else of the device.
+/// Overrides of what the plan would choose, for tests and measurements. The sums' last bits depend on the path and on
+/// the cluster's size, and on nothing else of the device.
 struct LaunchChoice {
   ReducePath path = ReducePath::kAutomatic;
-  int cluster_blocks = 0;             ///< of kOneLaunch: 1, 2, 4, 8 or 16; 0: the plan chooses
+  int cluster_blocks = 0;  ///< of kOneLaunch: 1, 2, 4, 8 or 16; 0: the plan chooses
 };
 
-/// Describes the current device, and prepares the kernels for it (limits on shared memory and cluster size): call it once
-/// per device and process, before the first of the calls below, and keep the result. kUnsupportedDevice where this build
-/// has no code for the device.
+/// Describes the current device, and prepares the kernels for it (limits on shared memory and cluster size): call it
+/// once per device and process, before the first of the calls below, and keep the result. kUnsupportedDevice where this
+/// build has no code for the device.
 Status query_cuda_device(CudaDevice& device);
 
 /// Bytes of scratch memory on the device (256-byte aligned, contents undefined) that reduce_cuda needs; may be 0.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cub::DeviceSegmentedReduce::Sum over float rows, for the benchmark: the sum of every document, without mask, groups or
-// counts. Built with: nvcc -O3 -shared -Xcompiler -fPIC
+// cub::DeviceSegmentedReduce::Sum over float rows, for the benchmark: the sum of every document, without mask, groups
+// or counts. Built with: nvcc -O3 -shared -Xcompiler -fPIC
 #include <cub/device/device_segmented_reduce.cuh>
 
 extern "C" int cub_segmented_sum(void* workspace, std::size_t* workspace_bytes, const float* values, float* sums,

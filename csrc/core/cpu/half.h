@@ -23,9 +23,15 @@ To bit_cast(const From& from) {
   return to;
 }
 
-inline double to_double(double x) { return x; }
-inline double to_double(float x) { return x; }
-inline double to_double(BFloat16 x) { return bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16); }
+inline double to_double(double x) {
+  return x;
+}
+inline double to_double(float x) {
+  return x;
+}
+inline double to_double(BFloat16 x) {
+  return bit_cast<float>(static_cast<std::uint32_t>(x.bits) << 16);
+}
 
 /// Exact for all numbers, subnormal ones included.
 inline double to_double(Float16 x) {

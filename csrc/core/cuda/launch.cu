@@ -95,8 +95,9 @@ Status query_cuda_device(CudaDevice& device) {
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, ordinal);
   };
   CudaDevice found;
-  // Loads the kernels. What they can do depends on the architecture that they were compiled for, which for code that the
-  // driver translates from an older one's PTX is not the device's: such code knows no clusters and no dependent launch.
+  // Loads the kernels. What they can do depends on the architecture that they were compiled for, which for code that
+  // the driver translates from an older one's PTX is not the device's: such code knows no clusters and no dependent
+  // launch.
   const auto probe = reinterpret_cast<const void*>(reduce_kernels<Float32>(mask_index(1)).partials[0]);
   cudaFuncAttributes code{};
   error = cudaFuncGetAttributes(&code, probe);
