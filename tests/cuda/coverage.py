@@ -2,7 +2,8 @@
 """Merges the PTX coverage of all runs of simulate.sh: `coverage.py FOLDER [--list]`.
 
 A kernel's PTX is the same for most targets; runs at any compute capability then count together. Instructions that no
-run reached fail the check, unless a line of coverage_argued.txt says why no run can. --list prints all of them.
+run reached are reported, unless a line of coverage_argued.txt says why no run can; --list prints all of them, --strict
+makes them an error.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> int:
     targets: dict[tuple[str, str], set[str]] = defaultdict(set)
     for file in files:
         for name, kernel in json.loads(file.read_text()).items():
-            key = name, kernel["hash"]
+            key = tuple(name.split())
             texts[key] = kernel["text"]
             targets[key].add(kernel["target"])
             old = hits.get(key, [0] * len(kernel["text"]))
@@ -63,7 +64,7 @@ def main() -> int:
         f"coverage: {total - missed - excused} of {total} PTX instructions of {len(texts)} kernels ran, "
         f"{excused} argued, {missed} missed"
     )
-    return missed != 0
+    return missed != 0 and "--strict" in sys.argv
 
 
 if __name__ == "__main__":

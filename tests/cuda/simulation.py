@@ -75,11 +75,9 @@ def save_coverage(folder: Path) -> None:
             continue
         text = [f"{'@' if i.guard else ''}{i.text}" for i in kernel.instrs]
         hit = [] if kernel.hit is None else [int(h) for h in kernel.hit]
-        kernels[name] = {
-            "target": module.target,
-            "hash": hashlib.sha256("\n".join(text).encode()).hexdigest(),
-            "text": text,
-            "hit": hit or [0] * len(text),
-        }
+        digest = hashlib.sha256("\n".join(text).encode()).hexdigest()
+        entry = kernels.setdefault(f"{name} {digest}", {"target": module.target, "text": text, "hit": [0] * len(text)})
+        if hit:  # the same kernel may lie in several modules
+            entry["hit"] = [a | b for a, b in zip(entry["hit"], hit, strict=True)]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{os.getpid()}.json").write_text(json.dumps(kernels))

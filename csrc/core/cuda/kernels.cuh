@@ -32,6 +32,14 @@ template <class Sum>
 const CombineKernels& combine_kernels();
 GatherKernel gather_kernel(FloatType out_type, int mask_index);
 
+// Defined in a file each; without these, what follows would instantiate all of them wherever the template is in sight.
+extern template const ReduceKernels& reduce_kernels<Float16>(int);
+extern template const ReduceKernels& reduce_kernels<BFloat16>(int);
+extern template const ReduceKernels& reduce_kernels<Float32>(int);
+extern template const ReduceKernels& reduce_kernels<double>(int);
+extern template const CombineKernels& combine_kernels<FloatSum>();
+extern template const CombineKernels& combine_kernels<DoubleSum>();
+
 constexpr int kMaskWidths = 3;
 constexpr int mask_index(int bytes) {
   return bytes == 1 ? 0 : bytes == 4 ? 1 : 2;
