@@ -7,6 +7,7 @@ import pytest
 import segscatter
 import torch
 from test_ops import case_problem, numbers
+from torch._dynamo.testing import CompileCounterWithBackend
 
 CU = torch.tensor([0, 7, 7, 30, 45])
 IDS = torch.tensor([1, 0, -1, 1])
@@ -33,7 +34,7 @@ def test_cases_compiled(case: dict) -> None:
 
 
 def test_no_recompilation_after_the_second_shape() -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
 
     @torch.compile(fullgraph=True, backend=counter)
     def loss(values, cu, ids, mask):
