@@ -11,6 +11,9 @@ constexpr const char* kReduce = "segment_scatter_reduce";
 constexpr const char* kAccumulate = "segment_scatter_accumulate_";
 constexpr const char* kGather = "segment_gather";
 
+// Far more than there are ranks, and so few that no position in a row of that many parts overflows.
+constexpr int64_t kMaxContextParallelSize = int64_t{1} << 20;
+
 bool is_value_dtype(at::ScalarType type) {
   return type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
 }
@@ -97,14 +100,12 @@ void check_segments(const char* op, const Grouping& grouping, const c10::SymInt&
   }
 
   const core::ContextParallelLayout layout = parse_layout(op, grouping.cp_layout);
-  TORCH_CHECK_VALUE(grouping.cp_size >= 1, op, ": cp_size must be at least 1, but is ", grouping.cp_size);
+  TORCH_CHECK_VALUE(grouping.cp_size >= 1 && grouping.cp_size <= kMaxContextParallelSize, op,
+                    ": cp_size must lie in [1, ", kMaxContextParallelSize, "], but is ", grouping.cp_size);
   TORCH_CHECK_VALUE(grouping.cp_rank >= 0 && grouping.cp_rank < grouping.cp_size, op, ": cp_rank must lie in [0, ",
                     grouping.cp_size, "), but is ", grouping.cp_rank);
   TORCH_CHECK_VALUE(layout != core::ContextParallelLayout::kNone || grouping.cp_size == 1, op,
                     ": cp_layout 'none' means one rank, but cp_size is ", grouping.cp_size);
-  constexpr int64_t kMaxRow = int64_t{1} << 62;
-  TORCH_CHECK_VALUE(grouping.cp_size <= kMaxRow / 2 && num_tokens <= kMaxRow / (2 * grouping.cp_size), op, ": cp_size ",
-                    grouping.cp_size, " times ", num_tokens, " tokens is no possible row length");
   if (layout == core::ContextParallelLayout::kPerSequence && grouping.cp_size > 1) {
     TORCH_CHECK_VALUE(num_tokens % 2 == 0, op, ": cp_layout 'per_sequence' needs an even number of tokens, but got ",
                       num_tokens);

@@ -120,7 +120,7 @@ def test_on_with_a_cpu_torch(tmp_path: Path) -> None:
 def test_auto_without_nvcc(tmp_path: Path) -> None:
     done, said = configure(tmp_path, *without_nvcc(), torch=("2.14.1", "13.0"))
     assert not done
-    assert "torch 2.14.1 has CUDA 13.0, but no nvcc was found" in said
+    assert "no nvcc was found to build CUDA kernels (torch: 2.14.1, its CUDA: 13.0)" in said
     assert "SEGSCATTER_CUDA=OFF" in said
 
 
