@@ -4,6 +4,7 @@
 #   make demo          train a small language model on files of this machine and follow the loss of every channel
 #   make test          build, then the GoogleTest and pytest suites
 #   make test-cuda     build the CUDA kernels for many GPUs, then the gates on them and their tests under cudasim; no GPU
+#                      (SIMULATE="9.0-one 9.0-two": only these runs of tests/cuda/simulate.sh)
 #   make lint          clang-format and ruff
 #   make format        let them rewrite the sources
 #   make clean         remove builds and virtual environments
@@ -44,7 +45,7 @@ test-cuda: export SEGSCATTER_CUDA := ON
 test-cuda: build
 	@echo "== gates on what nvcc made"
 	PYTHONPATH=python $(PY) -m pytest -q tests/gates
-	PYTHON=$(abspath $(PY)) tests/cuda/simulate.sh
+	PYTHON=$(abspath $(PY)) tests/cuda/simulate.sh $(SIMULATE)
 
 # CMake and ninja decide what is out of date, so this always runs.
 build: $(VENV)/tools
