@@ -23,6 +23,8 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 # Tools installed into the virtual environment come first.
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 HAS_TORCH := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8))
+WHERE_TORCH := import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])
+WHERE_PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 
 .PHONY: demo test test-cpp test-python test-cuda build lint format clean
 
@@ -57,9 +59,10 @@ build: $(VENV)/tools
 $(VENV)/python:
 	@echo "== virtual environment $(VENV)"
 	@if [ -z "$(TORCH)" ] && $(PYTHON) -c '$(HAS_TORCH)' 2>/dev/null; then \
-	  echo "using the torch that $(PYTHON) imports"; $(PYTHON) -m venv --system-site-packages $(VENV); \
+	  echo "using the torch that $(PYTHON) imports" && $(PYTHON) -m venv $(VENV) && \
+	  $(PYTHON) -c '$(WHERE_TORCH)' > "$$($(PY) -c '$(WHERE_PACKAGES)')/outer.pth"; \
 	else \
-	  $(PYTHON) -m venv $(VENV) && echo "installing $(or $(TORCH),$(DEFAULT_TORCH))" && $(PIP) "$(or $(TORCH),$(DEFAULT_TORCH))"; \
+	  $(PYTHON) -m venv $(VENV) && echo "installing $(or $(TORCH),$(DEFAULT_TORCH)) (minutes on a slow line)" && $(PIP) "$(or $(TORCH),$(DEFAULT_TORCH))"; \
 	fi
 	@touch $@
 
