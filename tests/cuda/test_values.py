@@ -10,27 +10,10 @@ import pytest
 import segscatter
 import torch
 from oracle import Problem
-from problems import random_problem
+from problems import VALUE_DTYPES, case_problem, numbers, random_problem
 from support import PATH, accumulate, gather, native_mask, on_device, reduce
 
 NAN, INF = float("nan"), float("inf")
-VALUE_DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
-
-def numbers(data) -> torch.Tensor:
-    if data and isinstance(data[0], list):
-        return torch.stack([numbers(row) for row in data])
-    return torch.tensor([float(x) for x in data])
-
-
-def case_problem(case: dict) -> Problem:
-    kwargs = {"ignore_index": case.get("ignore_index", 0)}
-    if "mask" in case:
-        kwargs["mask"] = torch.tensor(case["mask"])
-    if "cp" in case:
-        kwargs["cp"] = segscatter.ContextParallel(*case["cp"])
-    ids = None if case["group_ids"] is None else torch.tensor(case["group_ids"])
-    return Problem(numbers(case["values"]), torch.tensor(case["cu_seqlens"]), ids, case["num_groups"], kwargs)
 
 
 def test_cases(case: dict) -> None:

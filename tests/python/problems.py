@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of every kind that the contract allows."""
+"""Calls to test with: the table of right values, and random ones of every kind that the contract allows."""
 
 from __future__ import annotations
 
@@ -15,6 +15,24 @@ MASK_DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 ]  # fmt: skip
 LAYOUTS = ["none", "per_document", "per_sequence", "contiguous"]
+
+
+def numbers(data: list) -> torch.Tensor:
+    """Numbers of the table of right values, where "nan" and "inf" are strings."""
+    if data and isinstance(data[0], list):
+        return torch.stack([numbers(row) for row in data])
+    return torch.tensor([float(x) for x in data])
+
+
+def case_problem(case: dict) -> Problem:
+    """An entry of the table of right values as a call."""
+    kwargs = {"ignore_index": case.get("ignore_index", 0)}
+    if "mask" in case:
+        kwargs["mask"] = torch.tensor(case["mask"])
+    if "cp" in case:
+        kwargs["cp"] = segscatter.ContextParallel(*case["cp"])
+    ids = None if case["group_ids"] is None else torch.tensor(case["group_ids"])
+    return Problem(numbers(case["values"]), torch.tensor(case["cu_seqlens"]), ids, case["num_groups"], kwargs)
 
 
 def document_lengths(rng: random.Random, total: int) -> list[int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import segscatter
 import torch
-from test_ops import case_problem, numbers
+from problems import case_problem, numbers
 from torch._dynamo.testing import CompileCounterWithBackend
 
 CU = torch.tensor([0, 7, 7, 30, 45])

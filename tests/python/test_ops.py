@@ -13,8 +13,7 @@ import oracle
 import pytest
 import segscatter
 import torch
-from oracle import Problem
-from problems import random_problem, strided
+from problems import case_problem, numbers, random_problem, strided
 from segscatter import reference
 
 NAN, INF = math.nan, math.inf
@@ -47,22 +46,6 @@ ACCUMULATE = {
     "reference": reference.segment_scatter_accumulate_,
     "composite": composite("segment_scatter_accumulate_"),
 }
-
-
-def numbers(data) -> torch.Tensor:
-    if data and isinstance(data[0], list):
-        return torch.stack([numbers(row) for row in data])
-    return torch.tensor([float(x) for x in data])
-
-
-def case_problem(case: dict) -> Problem:
-    kwargs = {"ignore_index": case.get("ignore_index", 0)}
-    if "mask" in case:
-        kwargs["mask"] = torch.tensor(case["mask"])
-    if "cp" in case:
-        kwargs["cp"] = segscatter.ContextParallel(*case["cp"])
-    ids = None if case["group_ids"] is None else torch.tensor(case["group_ids"])
-    return Problem(numbers(case["values"]), torch.tensor(case["cu_seqlens"]), ids, case["num_groups"], kwargs)
 
 
 @pytest.mark.parametrize("path", REDUCE)
