@@ -24,21 +24,22 @@ struct DocumentSums {
 
   Sum* carry;  ///< of this warp
   Sum* pieces;
-  std::uint32_t* carry_count;  ///< null where another row's blocks write the counts
+  std::uint32_t* carry_count;
   std::uint32_t* piece_counts;
+  int row;  ///< the blocks of row 0 write the counts
   int lane;
   Sum sum{};                ///< this lane's, of the document that the warp is in
   std::uint32_t count = 0;  ///< 128 per live token
   int code = kNoLabel;
   bool carried = false;  ///< the carry has been written
 
-  SEGSCATTER_DEVICE DocumentSums(const ReduceParams& p, int row, unsigned chunk) : lane(lane_index()) {
+  SEGSCATTER_DEVICE DocumentSums(const ReduceParams& p, int row, unsigned chunk) : row(row), lane(lane_index()) {
     const std::int64_t warps = static_cast<std::int64_t>(p.chunks) * kDocumentWarps;
     const std::int64_t warp = static_cast<std::int64_t>(chunk) * kDocumentWarps + warp_index();
     carry = static_cast<Sum*>(p.carry_sums) + row * warps + warp;
     pieces = static_cast<Sum*>(p.piece_sums) + row * p.walk.segments.num_segments;
-    carry_count = row == 0 ? p.carry_counts + warp : nullptr;
-    piece_counts = row == 0 ? p.piece_counts : nullptr;
+    carry_count = p.carry_counts + warp;
+    piece_counts = p.piece_counts;
   }
 
   SEGSCATTER_DEVICE void prepare() {}
@@ -52,7 +53,7 @@ struct DocumentSums {
   SEGSCATTER_DEVICE void write_piece(int document_code, const Sum& piece, std::uint32_t piece_count) const {
     if (document_code < kFirstLabel) return;
     pieces[document_code - kFirstLabel] = piece;
-    if (piece_counts) piece_counts[document_code - kFirstLabel] = piece_count >> kCountShift;
+    if (row == 0) piece_counts[document_code - kFirstLabel] = piece_count >> kCountShift;
   }
 
   /// Writes what all lanes have of the warp's document, and begins anew.
@@ -63,7 +64,7 @@ struct DocumentSums {
         write_piece(code, sum, count);
       } else {
         *carry = sum;
-        if (carry_count) *carry_count = count >> kCountShift;
+        if (row == 0) *carry_count = count >> kCountShift;
       }
     }
     carried = true;

@@ -59,9 +59,9 @@ inline WalkParams make_walk_params(const Segments& segments, const Mask& mask, s
   const OffsetMap& map = segments.map;
   WalkParams p;
   p.segments = segments;
-  p.mapped =
+  const bool mapped =
       map.divisor != 1 || map.windows[0].begin != 0 || map.windows[0].length < num_tokens || map.windows[1].length != 0;
-  p.offset_bytes = segments.offsets.type == IndexType::kInt64 ? 8 : 4;
+  p.offset_bytes = mapped ? 0 : segments.offsets.type == IndexType::kInt64 ? 8 : 4;
   p.id_bytes = !segments.group_ids.data ? 0 : segments.group_ids.type == IndexType::kInt64 ? 8 : 4;
   p.num_tokens = num_tokens;
   p.has_mask = mask.type != MaskType::kNone;

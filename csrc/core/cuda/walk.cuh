@@ -34,9 +34,8 @@ constexpr int kFarAway = 1 << 30;
 struct WalkParams {
   Segments segments;
   // What the kernels branch on, as 32-bit numbers, which instructions read straight from the parameters.
-  int offset_bytes = 8;  ///< of one element, 4 or 8
-  int id_bytes = 8;      ///< 4 or 8; 0: segment d is group d
-  int mapped = 0;        ///< segments.map is not the identity
+  int offset_bytes = 8;  ///< of one element, 4 or 8; 0: as segments.offsets says, and through segments.map
+  int id_bytes = 8;      ///< of one element, 4 or 8; 0: segment d is group d
   std::int64_t num_tokens = 0;
   int has_mask = 0;
   int has_values = 1;          ///< 0: only counts are wanted
@@ -48,19 +47,19 @@ struct WalkParams {
   SharedLayout shared;
 };
 
-/// Document boundary `d`, as an offset among the tokens held here: not negative, but it may lie past the last of them.
+/// Document boundary `d`, as an offset among the tokens held here. It may lie before the first or past the last of them.
 SEGSCATTER_DEVICE std::int64_t load_offset(const WalkParams& p, std::int64_t d) {
-  const void* offsets = p.segments.offsets.data;
-  const std::int64_t x =
-      p.offset_bytes == 8 ? static_cast<const std::int64_t*>(offsets)[d] : static_cast<const std::int32_t*>(offsets)[d];
-  return p.mapped ? detail::local_offset(p.segments.map, x) : maximum<std::int64_t>(x, 0);
+  const IndexArray& offsets = p.segments.offsets;
+  if (p.offset_bytes == 4) return static_cast<const std::int32_t*>(offsets.data)[d];
+  if (p.offset_bytes == 8) return static_cast<const std::int64_t*>(offsets.data)[d];
+  return detail::local_offset(p.segments.map, detail::load_index(offsets, d));
 }
 
 /// The group of document `d`. Any number where the ids are garbage.
 SEGSCATTER_DEVICE std::int64_t load_group(const WalkParams& p, std::int64_t d) {
   const void* ids = p.segments.group_ids.data;
-  if (p.id_bytes == 8) return static_cast<const std::int64_t*>(ids)[d];
   if (p.id_bytes == 4) return static_cast<const std::int32_t*>(ids)[d];
+  if (p.id_bytes == 8) return static_cast<const std::int64_t*>(ids)[d];
   return d;
 }
 
@@ -138,7 +137,7 @@ struct DocumentWindow {
       : p(params), chunk_begin(begin), lane(warp_lane) {}
 
   SEGSCATTER_DEVICE int place(std::int64_t offset) const {
-    return static_cast<int>(minimum<std::int64_t>(maximum<std::int64_t>(offset - chunk_begin, -1), kFarAway));
+    return static_cast<int>(minimum<std::int64_t>(maximum(offset, chunk_begin - 1) - chunk_begin, kFarAway));
   }
   SEGSCATTER_DEVICE int boundary(std::int64_t d) const {
     return d <= p.segments.num_segments ? place(load_offset(p, d)) : kFarAway;
@@ -152,9 +151,9 @@ struct DocumentWindow {
     }
   }
   SEGSCATTER_DEVICE void take() {
-    const std::int64_t labels = kLabel == Label::kDocument ? p.segments.num_segments : p.segments.num_groups;
+    const std::uint64_t labels = kLabel == Label::kDocument ? p.segments.num_segments : p.segments.num_groups;
     position = place(next_offset);
-    code = next_label >= 0 && next_label < labels ? static_cast<int>(next_label) + kFirstLabel : kNoLabel;
+    code = static_cast<std::uint64_t>(next_label) < labels ? static_cast<int>(next_label) + kFirstLabel : kNoLabel;
     const int next = shuffle_down(position, 1);  // the last lane gets its own: "empty"
     mark = position < next ? code : 0;
     if (warp_any(position > next)) mark = 0;  // not sorted: nothing starts in this window
@@ -216,8 +215,9 @@ struct Walk {
     *own = {};
     warp_barrier();
     for (;;) {
-      if (window.mark && window.position > begin && window.position < end) {
-        row_codes[window.position - begin] = static_cast<Code>(window.mark);
+      const int token = window.position - begin;
+      if (window.mark && static_cast<unsigned>(token - 1) < kRowTokens - 1) {
+        row_codes[token] = static_cast<Code>(window.mark);
       }
       if (passed != kAllLanes) break;
       window.advance();
@@ -283,7 +283,7 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
 
   using Code = typename Sink::Code;
   Walk<Sink> walk{sink, DocumentWindow<Sink::kLabel>(p, chunk_begin, lane),
-                  reinterpret_cast<Code*>(shared_memory() + kPivotBytes) + warp * kRowTokens};
+                  reinterpret_cast<Code*>(shared_memory() + kPivotBytes) + keep(warp * kRowTokens)};
   std::int64_t from = 0;
   int shift = p.top_shift;
   if (p.segments.num_segments >= kPivots) {  // else a round of the warp's own search does as much
