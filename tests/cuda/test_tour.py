@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows made to visit every branch of every kernel: each value dtype and mask width takes each tour.
 
-The tours name what they are for. coverage.py reports the PTX instructions that no test reached.
+The tours name what they are for. coverage.py reports the PTX instructions that no test reached. Gather has one path: it
+comes along where that is not another one's turn (GATHER). SEGSCATTER_TOUR_KERNELS=n: each tour takes n kernels, chosen
+by SEGSCATTER_TEST_SEED, instead of all.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 
 import pytest
@@ -17,13 +20,18 @@ from support import PATH, accumulate, check_reduce, cuda, gather, gathered, on_d
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 MASKS = [torch.bool, torch.int32, torch.int64]  # 1, 4 and 8 bytes
-FORCED_GROUPS = {"one_launch": [8, 60], "two_launches": [8, 60], "documents": [900]}
+FORCED_GROUPS = {"one_launch": [8, 200], "two_launches": [8, 200], "documents": [900]}
+GATHER = PATH in ("", "documents")
+SAMPLE = int(os.environ.get("SEGSCATTER_TOUR_KERNELS", "0"))
 GROUPS = FORCED_GROUPS.get(PATH, [8])  # few: every lane has entries of its own. More: every warp has.
 
 
 def kernels(dtypes=DTYPES, masks=MASKS, groups=GROUPS):
     """One test for every kernel of the path."""
     combinations = list(itertools.product(dtypes, masks, groups))
+    if SAMPLE:
+        rng = random.Random(os.environ.get("SEGSCATTER_TEST_SEED"))
+        combinations = rng.sample(combinations, min(SAMPLE, len(combinations)))
     names = [f"{str(dtype)[6:]}-{str(mask)[6:]}-{n}" for dtype, mask, n in combinations]
     return pytest.mark.parametrize(("dtype", "mask_dtype", "groups"), combinations, ids=names)
 
@@ -45,31 +53,93 @@ def make(dtype, mask_dtype, groups, cu, num_tokens, *, rows=(), dead=(), live=0.
     return Problem(values, cu, ids, groups, {**kwargs, "cp": cp} if cp else kwargs)
 
 
-def check_all(p: Problem, offset: int = 0, sum_dtype: torch.dtype = torch.float32) -> None:
-    """Reduce, accumulate and gather."""
+def check(p: Problem, offset: int = 0, sum_dtype: torch.dtype = torch.float32, accumulates: bool = False) -> None:
+    """Reduce, and accumulate if wanted, and gather if it is the path's turn."""
     on = on_device(p, offset)
     sums, counts = reduce(on, dtype=sum_dtype)
     check_reduce(p, sums, counts)
-    before = torch.zeros(*p.values.shape[:-1], p.num_groups, dtype=torch.float32)
-    total, live = accumulate(before, torch.ones(p.num_groups, dtype=torch.int64), on)
-    assert torch.equal(live, counts + 1)
-    check_reduce(p, total, counts)
-    source = torch.randn(*p.values.shape[:-1], p.num_groups).to(p.values.dtype)
-    assert torch.equal(gather(source, on, dtype=p.values.dtype), gathered(source, p))
+    if accumulates:
+        before = torch.zeros(*p.values.shape[:-1], p.num_groups, dtype=sum_dtype)
+        total, live = accumulate(before, torch.ones(p.num_groups, dtype=torch.int64), on)
+        assert torch.equal(live, counts + 1)
+        check_reduce(p, total, counts)
+    if GATHER:
+        source = torch.randn(*p.values.shape[:-1], p.num_groups).to(p.values.dtype)
+        assert torch.equal(gather(source, on, dtype=p.values.dtype), gathered(source, p))
+
+
+VARIANTS = {  # offset and id types, and what the offsets go through
+    "int32": (torch.int32, torch.int32, None),
+    "int64": (torch.int64, torch.int64, None),
+    "identity": (torch.int32, None, None),
+    "per_document": (torch.int32, torch.int64, ("per_document", 2, 1)),
+    "per_sequence": (torch.int64, torch.int32, ("per_sequence", 2, 0)),
+}
+variants = pytest.mark.parametrize("variant", VARIANTS)
+
+
+STEP = 2048  # a multiple of what a warp of any kernel takes in one go
+
+
+def make_variant(variant: str, dtype, mask_dtype, groups: int, lengths: list[int], **more) -> Problem:
+    """Documents of about these lengths on this rank, behind and before some tokens of no document. A negative length:
+    up to the next multiple of -length tokens of this rank."""
+    offset_type, id_type, cp = VARIANTS[variant]
+    if id_type is None:
+        lengths = [*lengths[-8:], *lengths][:groups]  # every document is a group
+    size = cp[1] if cp else 1
+    cu = [0 if cp else 3]
+    for length in lengths:
+        held = length if length >= 0 else -cu[-1] // size % -length
+        cu.append(cu[-1] + ((held + 1) // 2 * 2 * size if cp else held))
+    num_tokens = cu[-1] // size + (0 if cp else 70)
+    cp = segscatter.ContextParallel(*cp) if cp else None
+    p = make(dtype, mask_dtype, groups, torch.tensor(cu, dtype=offset_type), num_tokens, cp=cp, **more)
+    p.group_ids = None if id_type is None else p.group_ids.to(id_type)
+    return p
 
 
 @kernels()
-def test_long_and_short_documents(dtype, mask_dtype, groups, seed: int) -> None:
-    """Quiet rows, rows with one start, with many, with starts on lane borders only; runs of empty documents that fill
-    several windows; more than 1024 boundaries, so that blocks sample pivots; 32-bit offsets and ids."""
+@variants
+def test_long_and_short_documents(variant, dtype, mask_dtype, groups, seed: int) -> None:
+    """Quiet rows, rows with one start, with many, with starts on lane and row borders only; runs of empty documents
+    that fill several windows; more than 1024 boundaries, so that blocks sample pivots, at most every second boundary;
+    one and two value rows."""
     rng = random.Random(seed)
     short = [rng.randint(0, 5) for _ in range(900)]
-    eights = [8] * 64
-    lengths = [2900, *short, *[0] * 140, *eights, 1700, 0, 1, 0, 255]
-    cu = offsets(lengths, start=3)
-    p = make(dtype, mask_dtype, groups, cu.int(), int(cu[-1]) + 70, dead=[(600, 1400)])
-    p.group_ids = p.group_ids.int()
-    check_all(p)
+    borders = [-STEP, *[8] * 64, *[256] * 5, -STEP, 256, 2048, 256, 256, 1, -STEP, 1536]
+    lengths = [2900, *short, *[0] * 960, *borders, 1700, 0, 1, 0, 255]
+    rows = (2,) if variant == "int64" else ()
+    check(make_variant(variant, dtype, mask_dtype, groups, lengths, dead=[(600, 1400)], rows=rows))
+
+
+@kernels()
+@variants
+def test_windows_that_end_where_a_warp_begins(variant, dtype, mask_dtype, groups, seed: int) -> None:
+    """31 empty documents, then documents of one token: where a warp begins, the 32 boundaries of its first window have
+    all been reached. Fewer than 1024 boundaries, so that every warp searches alone."""
+    check(make_variant(variant, dtype, mask_dtype, groups, [-256, *[0] * 30, *[1] * 990]))
+
+
+@kernels()
+@pytest.mark.parametrize("many", [False, True])
+def test_offsets_of_more_than_32_bits(many, dtype, mask_dtype, groups, seed: int) -> None:
+    """Divided by the number of ranks, as 64-bit numbers: documents far beyond the row are empty. Few boundaries, and so
+    many that blocks sample pivots."""
+    cp = segscatter.ContextParallel("per_document", 2, 0)
+    rng = random.Random(seed)
+    lengths = [4 * rng.randrange(40) for _ in range(25)]
+    near = offsets([*lengths, *[0] * 200, 4, 8] if many else [*[0] * 31, *lengths])
+    p = make(dtype, mask_dtype, groups, near, int(near[-1]) // 2, cp=cp)
+    num_far = 1790 if many else 40
+    far = 2**33 + 4 * torch.arange(num_far)
+    on = on_device(p)
+    on.cu_seqlens = torch.cat([near, far]).cuda()
+    on.group_ids = torch.cat([p.group_ids, torch.randint(0, groups, (num_far,))]).cuda()
+    check_reduce(p, *reduce(on))
+    if GATHER:
+        source = torch.randn(groups).to(dtype)
+        assert torch.equal(gather(source, on), gathered(source, p))
 
 
 @kernels()
@@ -80,7 +150,7 @@ def test_unaligned_rows_of_a_context_parallel_rank(dtype, mask_dtype, groups, se
     p = make(
         dtype, mask_dtype, groups, cu, 2302, rows=(2,), ignore_index=0 if mask_dtype == torch.bool else -100, cp=cp
     )
-    check_all(p, offset=1, sum_dtype=torch.float64)
+    check(p, offset=1, sum_dtype=torch.float64, accumulates=True)
 
 
 @kernels()
@@ -98,7 +168,7 @@ def test_no_mask(dtype, mask_dtype, groups, seed: int) -> None:
     cu = torch.cat([torch.tensor([0]), torch.randint(0, 1500, (200,)).sort()[0], torch.tensor([1500])])
     values = torch.randn(1500).to(dtype)
     p = Problem(values, cu, torch.randint(-1, groups, (201,)), groups)
-    check_all(p)
+    check(p, accumulates=True)
     unsorted = torch.cat([cu, torch.tensor([7, 3])])
     on = Problem(cuda(values), cuda(unsorted), torch.randint(0, groups, (203,)).cuda(), groups)
     first, second = reduce(on), reduce(on)
@@ -106,30 +176,66 @@ def test_no_mask(dtype, mask_dtype, groups, seed: int) -> None:
     assert int(first[1].sum()) <= 1500
 
 
-@pytest.mark.skipif(PATH not in ("two_launches", "documents"), reason="one launch has several steps in shorter rows")
-@kernels(groups=GROUPS if PATH in ("two_launches", "documents") else GROUPS[:1])
-def test_several_steps_in_two_launches(dtype, mask_dtype, groups, seed: int) -> None:
-    """Past 2^19 tokens a warp of these paths takes several steps, and the second kernel a wide block."""
+@pytest.mark.skipif(PATH == "", reason="the plan takes two launches for such a row, which a run of their own tests")
+@kernels()
+def test_warps_of_several_steps(dtype, mask_dtype, groups, seed: int) -> None:
+    """In a long row a warp takes several steps, and the second kernel a wide block. Documents that begin in a step, and
+    between steps, rows and warps."""
     num_tokens = 2**19 + 700
-    cu = torch.tensor([0, 3, 200000, 200001, 430000, num_tokens])
-    p = make(dtype, mask_dtype, groups, cu, num_tokens)
-    p.group_ids = torch.tensor([1, 0, 1, groups - 1, 3])
+    # Tokens of a warp, a run of them, and tokens of a step: with many blocks, and in clusters of 16, 8 and 1 block.
+    warps = [(1024, 400, 512), (4352, 20, 1024), (8448, 15, 1024), (65792, 3, 1024)]
+    starts = {0, 3, num_tokens}
+    for tokens, run, step in warps:
+        places = [(0, 2), (0, 2.01), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2), (3, 3), (4, 0)]  # run, half steps
+        starts |= {(run + more) * tokens + int(halves * step / 2) for more, halves in places}
+    cu = torch.tensor([start for start in sorted(starts) if start <= num_tokens])
+    p = make(dtype, mask_dtype, groups, cu, num_tokens, rows=(2,))
+    p.group_ids = torch.arange(len(cu) - 1) % groups
     on = on_device(p)
     check_reduce(p, *reduce(on, dtype=torch.float64))
-    if PATH == "documents":  # gather needs no second run for the other path
-        source = torch.randn(groups).to(dtype)
+    if GATHER:
+        source = torch.randn(2, groups).to(dtype)
         assert torch.equal(gather(source, on), gathered(source, p))
 
 
+@pytest.mark.skipif(PATH == "one_launch", reason="has one way to write results, which shorter rows take")
+@pytest.mark.parametrize("rows", [(), (2,)], ids=str)
+@pytest.mark.parametrize("sum_dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_group_per_document(dtype: torch.dtype, seed: int) -> None:
-    """group_ids=None: documents of one token and of thousands, some of them longer than 32 warps' runs of tokens."""
-    lengths = [300, 1, 0, 2000, 5] if PATH in ("one_launch", "two_launches") else [*([1] * 200), 17500, 0, 3, 40, 600]
-    cu = offsets(lengths)
-    num_tokens = int(cu[-1]) + 9
+def test_results_of_long_rows(dtype, sum_dtype, rows, seed: int) -> None:
+    """The second kernel with a wide block: every type of sums, written and added to, in one row and several."""
+    num_tokens = 2**18 + 2100
+    check(
+        make(dtype, torch.bool, 8, torch.tensor([0, 100000, 200000, num_tokens]), num_tokens, rows=rows),
+        sum_dtype=sum_dtype,
+        accumulates=True,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("cp", [None, ("per_document", 2, 1), ("per_sequence", 2, 0)], ids=str)
+@pytest.mark.parametrize("offset_type", [torch.int32, torch.int64])
+def test_a_group_per_document(offset_type, cp, dtype: torch.dtype, seed: int) -> None:
+    """group_ids=None: documents of one token and of thousands, some of them longer than 32 and than 200 warps' runs of
+    tokens."""
+    lengths = [300, 1, 0, 2000, 5]
+    if PATH not in ("one_launch", "two_launches"):
+        lengths = [*([1] * 200), 17500, 0, 3, 40, 600, *([104000] if cp is None else [])]
+    size = cp[1] if cp else 1
+    cu = offsets([length * 2 * size if cp else length for length in lengths])
+    num_tokens = int(cu[-1]) // size + (0 if cp else 9)
     mask = torch.rand(num_tokens) < 0.5
-    p = Problem(torch.randn(2, num_tokens).to(dtype), cu, None, len(lengths), {"mask": mask})
-    check_all(p, sum_dtype=torch.float64)
+    kwargs = {"mask": mask, **({"cp": segscatter.ContextParallel(*cp)} if cp else {})}
+    p = Problem(torch.randn(2, num_tokens).to(dtype), cu.to(offset_type), None, len(lengths), kwargs)
+    check(p, sum_dtype=torch.float64, accumulates=True)
+    if cp:  # two more documents, far beyond the row
+        on = on_device(p)
+        sums, counts = reduce(on)
+        p.cu_seqlens = torch.cat([cu, torch.tensor([2**33, 2**33 + 4])])
+        p.num_groups += 2
+        more_sums, more_counts = reduce(on_device(p))
+        assert torch.equal(more_sums, torch.nn.functional.pad(sums, (0, 2)))
+        assert torch.equal(more_counts, torch.nn.functional.pad(counts, (0, 2)))
 
 
 @pytest.mark.skipif(PATH != "", reason="gather has one path")

@@ -269,9 +269,9 @@ combine_documents_by_group(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   const int num_groups = static_cast<int>(minimum<std::int64_t>(p.walk.segments.num_groups - first_group, kGroupRange));
   Sum* sums = reinterpret_cast<Sum*>(shared_memory());  // [warp][group]
   auto* counts = reinterpret_cast<std::int64_t*>(sums + kWarps * kGroupRange);
-  for (int i = thread_index(); i < kWarps * kGroupRange; i += kGroupRangeThreads) {
-    sums[i] = Sum{};
-    counts[i] = 0;
+  for (int i = 0; i < kWarps * kGroupRange / kGroupRangeThreads; ++i) {
+    sums[i * kGroupRangeThreads + thread_index()] = Sum{};
+    counts[i * kGroupRangeThreads + thread_index()] = 0;
   }
   wait_for_previous_kernel();
   const std::int64_t num_documents = any_unsorted(p) ? 0 : p.walk.segments.num_segments;  // a barrier, too

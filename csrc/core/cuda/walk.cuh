@@ -171,9 +171,12 @@ struct DocumentWindow {
     fetch(first + lane);
     take();
   }
-  SEGSCATTER_DEVICE void advance() {
+  SEGSCATTER_DEVICE void step() {
     first += kLanes - 1;
     take();
+  }
+  SEGSCATTER_DEVICE void advance() {
+    step();
     if (!warp_any(mark != 0)) {  // only empty documents, and there may be many more: search for the end of them
       seek(first + kLanes - 1, p.top_shift, shuffle(position, kLanes - 1));
     }
@@ -201,7 +204,11 @@ struct Walk {
 
   SEGSCATTER_DEVICE void begin(std::int64_t from, int shift, int token) {
     window.seek(from, shift, token);
-    while ((passed = window.reached(token)) == kAllLanes) window.advance();
+    passed = window.reached(token);
+    if (passed == kAllLanes) {  // then the boundary behind the window lies past `token`
+      window.step();
+      passed = window.reached(token);
+    }
     if (passed) code = window.last_code(passed);
     sink.begin(code);
   }
