@@ -2,8 +2,7 @@
 /// From sizes and a device to kernel launches: pure functions of numbers, which need no GPU.
 ///
 ///   kOneLaunch    one kernel: one cluster of blocks per value row, combined through its shared memory. For few tokens,
-///   where
-///                 a launch costs more than the multiprocessors that stay idle. A cluster of 1 works on every GPU.
+///                 where a launch costs more than idle multiprocessors. A cluster of 1 works on every GPU.
 ///   kTwoLaunches  one sum per chunk and group, then the sum over chunks.
 ///   kDocuments    one sum per document, then the sum over documents: for more groups than shared memory holds, and for
 ///                 group_ids = null with many documents. Also two kernels.
