@@ -118,7 +118,7 @@ def test_long_and_short_documents(variant, dtype, mask_dtype, groups, seed: int)
 def test_windows_that_end_where_a_warp_begins(variant, dtype, mask_dtype, groups, seed: int) -> None:
     """31 empty documents, then documents of one token: where a warp begins, the 32 boundaries of its first window have
     all been reached. Fewer than 1024 boundaries, so that every warp searches alone."""
-    check(make_variant(variant, dtype, mask_dtype, groups, [-256, *[0] * 30, *[1] * 990]))
+    check(make_variant(variant, dtype, mask_dtype, groups, [-256, *[0] * 30, *[1] * 990]), accumulates=True)
 
 
 @kernels()

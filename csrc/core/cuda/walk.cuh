@@ -47,7 +47,7 @@ struct WalkParams {
   SharedLayout shared;
 };
 
-/// Document boundary `d`, as an offset among the tokens held here. It may lie before the first or past the last of them.
+/// Document boundary `d`, as an offset among the tokens held here; it may lie before the first or past the last one.
 SEGSCATTER_DEVICE std::int64_t load_offset(const WalkParams& p, std::int64_t d) {
   const IndexArray& offsets = p.segments.offsets;
   if (p.offset_bytes == 4) return static_cast<const std::int32_t*>(offsets.data)[d];
