@@ -38,6 +38,14 @@ def test_no_atomics(target: int) -> None:
 
 
 @each_target
+def test_nothing_that_the_simulator_misreads(target: int) -> None:
+    """cudasim takes ``mov.pred %p, -1`` for false. nvcc makes it of pointers that are null on one way and not on the
+    other, which the kernels therefore do without."""
+    for name, text in kernels(target, ""):
+        assert "mov.pred" not in text, name
+
+
+@each_target
 def test_vector_loads(target: int) -> None:
     """Eight tokens of a lane in pieces of 16 bytes, the 1-byte mask in one of 8."""
     sixteen_bytes = r"v4\.[bfsu]32|v2\.[bfsu]64"
