@@ -111,6 +111,8 @@ class Windows {
   const V* full_values(std::uint32_t window) const { return values_ + window * kLanes; }
   std::uint32_t live(std::uint32_t window) const { return live_window(live_, window); }
 
+  /// The processor's own prefetching ends at every page; this bridges it where memory is the limit.
+  void prefetch(std::uint32_t token) const { __builtin_prefetch(values_ + token + 1024); }
   std::uint64_t live_four(std::uint32_t window) const { return live_from(live_, window * kLanes); }
 
   /// 32 tokens from one on; behind the chunk's last one come zeros.
@@ -143,6 +145,7 @@ template <class Lanes, class V>
       const std::uint64_t four = windows.live_four(window);
       if (four == 0) continue;  // prompts and padding are long runs of dead tokens
       for (int j = 0; j < 4; ++j) {
+        windows.prefetch((window + j) * kLanes);
         sums.add(windows.full_values(window + j), static_cast<std::uint32_t>(four >> kLanes * j) & 0xffff);
       }
       count += __builtin_popcountll(four);
@@ -178,19 +181,27 @@ template <int kWindows, class Lanes, class V>
   };
   std::int64_t count = 0;
   for (; end - begin > kStep; begin += kStep) {
+    for (int j = 0; j < kWindows; ++j) windows.prefetch(begin + kLanes * j);
     count += add(live_from(windows.live(), begin) & ((std::uint64_t{1} << kStep) - 1));
   }
   return count + add(live_from(windows.live(), begin) & ((std::uint64_t{1} << (end - begin)) - 1));
 }
 
-/// The groups of one chunk: every group that occurs has 16 lanes, so a document costs no horizontal sum.
+/// The groups of one chunk: every group that occurs has 16 lanes, so a document costs no horizontal sum. Few groups are
+/// entered all at once, in order, and then an id is its own entry.
 template <class Lanes>
 class GroupTable {
  public:
   GroupTable(const Segments& segments, const GroupScratch& scratch, ChunkGroups& out)
-      : segments_(segments), scratch_(scratch), out_(out) {
+      : segments_(segments),
+        scratch_(scratch),
+        out_(out),
+        all_entered_(segments.num_groups <= out.capacity && segments.num_groups <= kFewGroups) {
     out_.size = 0;
     clear(static_cast<std::int32_t>(out_.capacity));  // subnormal numbers there would be slow to add to
+    if (all_entered_) {
+      for (std::int64_t group = 0; group < segments.num_groups; ++group) enter(group);
+    }
   }
   ~GroupTable() {
     for (std::int32_t entry = 0; entry < out_.size; ++entry) scratch_.entries[out_.groups[entry]] = -1;
@@ -226,6 +237,13 @@ class GroupTable {
     const int count = documents.count();
     const std::uint64_t num_groups = static_cast<std::uint64_t>(segments_.num_groups);
     const std::int32_t dropped = static_cast<std::int32_t>(out_.capacity);
+    if (all_entered_) {  // without a table this vectorises
+      for (int i = 0; i < count; ++i) {
+        const std::int64_t group = ids[i];
+        entries[i] = static_cast<std::uint64_t>(group) < num_groups ? static_cast<std::int32_t>(group) : dropped;
+      }
+      return;
+    }
     const std::int32_t* table = scratch_.entries;
     for (int i = 0; i < count; ++i) {
       const std::int64_t group = ids[i];
@@ -246,14 +264,17 @@ class GroupTable {
     clear_lanes(lanes(entry));
   }
 
+  static constexpr std::int64_t kFewGroups = 32;
+
   const Segments& segments_;
   const GroupScratch& scratch_;
   ChunkGroups& out_;
+  const bool all_entered_;
 };
 
-constexpr std::int32_t kTinyDocument = 3;    ///< tokens, on average
+constexpr std::int32_t kTinyDocument = 3;     ///< tokens, on average
 constexpr std::int32_t kShortDocument = 256;  ///< tokens, on average
-constexpr std::int32_t kOneWindow = 12;      ///< tokens, on average, of short documents that go in steps of one window
+constexpr std::int32_t kOneWindow = 12;       ///< tokens, on average, of short documents that go in steps of one window
 
 /// Many tiny documents, token by token. No branch depends on a document's length: each writes its entry to 8 tokens
 /// from its first on, and the next ones overwrite what is theirs. Entries have 16 bits, which a table must fit.
@@ -397,8 +418,7 @@ void reduce_segments(const ReduceArgs& args, const Chunk& chunk, const LiveToken
         const std::int32_t begin = documents.begin(i), end = documents.end(i);
         if (begin == end) continue;
         const std::int64_t segment = documents.segment(i);
-        const PieceSum piece =
-            sum_piece<typename Isa::template Lanes<V>>(values, live, windows, begin, end, mean);
+        const PieceSum piece = sum_piece<typename Isa::template Lanes<V>>(values, live, windows, begin, end, mean);
         const auto bound = [&](std::int64_t d) {
           return local_offset(args.segments.map, load_index(args.segments.offsets, d));
         };

@@ -84,7 +84,8 @@ class DocumentBlock {
     bool sorted = true;
     for (int i = 0; i < count_; ++i) sorted &= position_[i] <= position_[i + 1];
     if (sorted) return;
-    for (int i = 0; i < count_; ++i) position_[i + 1] = position_[i] < position_[i + 1] ? position_[i + 1] : position_[i];
+    for (int i = 0; i < count_; ++i)
+      position_[i + 1] = position_[i] < position_[i + 1] ? position_[i + 1] : position_[i];
   }
 
   const Segments& segments_;
