@@ -16,10 +16,11 @@
 /// token's +0.0 changes nothing: a lane starts at +0.0 and a sum is -0.0 only if both operands are.)
 ///
 /// Which way a document goes depends on offsets and chunks only. Per block of documents, by their mean length:
-///   up to kTinyDocument     token by token                         lane: position in the chunk mod 16
-///   up to kShortDocument    16 tokens at a time from its begin on  lane: position in the document's piece mod 16
-///   above                   aligned windows of 16 tokens           lane: position in the chunk mod 16
-/// Tokens come to a lane in order; sum() adds the lanes where a group's chunk ends.
+///   up to kTinyDocument     token by token                              lane: position in the chunk mod 16
+///   up to kShortDocument    16 or 32 tokens a step, from its begin on   lane: position in the document's piece mod 16
+///   above                   aligned windows of 16 tokens                lane: position in the chunk mod 16
+/// Tokens come to a lane in order; sum() adds the lanes where a group's chunk ends. Where every document has a sum of
+/// its own, sum() ends the document's piece, and tiny documents need no lanes.
 #pragma once
 
 #include <cstdint>
