@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a suite measured, as it is kept in JSON."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import segscatter
+import torch
+
+from .harness import Timing
+
+FLOOR = "floor: "
+IN_TURN = "segscatter, shapes in turn"  # a case whose methods are shapes
+PEER_PACKAGES = ("numpy", "torch-scatter", "fbgemm-gpu-cpu", "fbgemm-gpu")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case. ours: the method that the others are compared with. errors: relative to float64. skipped: and why."""
+
+    case: str
+    ours: str
+    timings: dict[str, Timing]
+    coordinates: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self, name: str) -> float:
+        return self.timings[name].quiet / self.timings[self.ours].quiet
+
+    def as_dict(self) -> dict:
+        return {
+            "case": self.case,
+            "ours": self.ours,
+            "coordinates": self.coordinates,
+            "microseconds": {name: timing.as_dict() for name, timing in self.timings.items()},
+            "errors": {name: float(f"{error:.2g}") for name, error in self.errors.items()},
+            "skipped": self.skipped,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict) -> Row:
+        timings = {name: Timing(**timing) for name, timing in data["microseconds"].items()}
+        return cls(data["case"], data["ours"], timings, data["coordinates"], data["errors"], data["skipped"])
+
+
+@dataclass(frozen=True)
+class Results:
+    suite: str
+    environment: dict[str, object]
+    rows: list[Row]
+
+    @property
+    def stem(self) -> str:
+        env = self.environment
+        where = "cuda" if env["device"] == "cuda" else f"cpu-{env['threads']}t"
+        return f"{self.suite}-{where}"
+
+    @property
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.timings))
+
+    def row(self, case: str) -> Row:
+        return next(row for row in self.rows if row.case == case)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "suite": self.suite,
+            "environment": self.environment,
+            "results": [row.as_dict() for row in self.rows],
+        }
+        (folder / f"{self.stem}.json").write_text(json.dumps(content, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Results:
+        content = json.loads(path.read_text())
+        return cls(content["suite"], content["environment"], [Row.from_dict(row) for row in content["results"]])
+
+    def merged_into(self, path: Path, order: list[str]) -> Results:
+        """With the rows of the file that were not measured now, if there is such a file, in ``order``.
+
+        Raises ValueError where its environment is another one: each row is compared within itself, but a table should
+        not mix machines or builds.
+        """
+        if not path.exists():
+            return self
+        before = Results.load(path)
+        different = [
+            key
+            for key in self.environment | before.environment
+            if key != "date" and self.environment.get(key) != before.environment.get(key)
+        ]
+        if different:
+            raise ValueError(f"{path.name} was measured with another {different[0]}: choose another --out")
+        rows = {row.case: row for row in before.rows} | {row.case: row for row in self.rows}
+        ranked = sorted(rows.values(), key=lambda row: order.index(row.case) if row.case in order else len(order))
+        return Results(self.suite, self.environment, ranked)
+
+
+def environment(device: str, quick: bool) -> dict[str, object]:
+    """What a reader needs to judge the numbers; nothing that names a machine or a path."""
+    info = {
+        "date": datetime.date.today().isoformat(),
+        "device": device,
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "segscatter": segscatter.build_info(),
+        "peers": _versions(),
+        "quick": quick,
+    }
+    if device == "cuda":
+        info["gpu"] = torch.cuda.get_device_name()
+        info["cuda"] = torch.version.cuda
+    return info
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PEER_PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model\t")]
+    return f"{len(names)} x {names[0]}, model {models[0]}" if names and models else platform.processor()
