@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from .cases import Answer, Case, right_answer
 
@@ -73,6 +74,10 @@ def checked_calls(case: Case, methods: list[Method], without: tuple[str, ...] = 
             checked.calls[method.name] = call
         except SkippedError as reason:
             checked.skipped[method.name] = str(reason)
+        except (NotImplementedError, MemoryError, torch.OutOfMemoryError) as error:
+            if method.required:
+                raise
+            checked.skipped[method.name] = (str(error) or type(error).__name__).splitlines()[0]
         except WrongError as error:
             if method.required:
                 raise WrongError(f"{method.name} on {case.name}: {error}") from None

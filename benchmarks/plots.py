@@ -76,12 +76,13 @@ def _styles(rows: Iterable[Row]) -> dict[str, dict]:
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row.timings))
     ours = {row.ours for row in rows}
-    palette = plt.get_cmap("tab10").colors
+    palette = [color for i, color in enumerate(plt.get_cmap("tab10").colors) if i != 7]  # floors are grey
     others = [n for n in names if n not in ours and not n.startswith(FLOOR)]
     grey = [n for n in names if n.startswith(FLOOR)]
     styles = {n: {"color": "black", "linewidth": 2.5, "marker": "o", "zorder": 3} for n in names if n in ours}
     styles |= {
-        n: {"color": palette[i % 10], "marker": "sD^v"[i // 10 % 4], "markersize": 4} for i, n in enumerate(others)
+        n: {"color": palette[i % len(palette)], "marker": "sD^v"[i // len(palette) % 4], "markersize": 4}
+        for i, n in enumerate(others)
     }
     for i, name in enumerate(grey):
         styles[name] = {"color": "0.45", "linestyle": ":", "linewidth": 1, "marker": "x+1|_"[i % 5], "markersize": 6}

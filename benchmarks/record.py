@@ -7,6 +7,7 @@ import datetime
 import importlib.metadata
 import json
 import platform
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class Row:
 
     def ratio(self, name: str) -> float:
         return self.timings[name].quiet / self.timings[self.ours].quiet
+
+    @property
+    def noise(self) -> float:
+        """Median over the methods of p90 / p10."""
+        return statistics.median(timing.p90 / timing.p10 for timing in self.timings.values())
 
     def as_dict(self) -> dict:
         return {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .record import FLOOR, Results, Row
 
+NOISY = 1.5
 MANY = 8  # more cases than this become rows of the table instead of columns
 
 
@@ -18,6 +19,10 @@ def print_row(suite: str, row: Row) -> None:
         print(f"  {timing.quiet:12.1f} us {ratio:10}  {name}")
     for name, why in row.skipped.items():
         print(f"       skipped                {name}: {why}")
+    if row.timings and row.noise > NOISY:
+        print(
+            f"       noisy: p90 is {row.noise:.1f} times p10; several threads need an idle machine, or use --threads 1"
+        )
 
 
 def write(results: Results, folder: Path) -> None:
@@ -47,6 +52,9 @@ def markdown(results: Results) -> str:
         for row in own_methods:
             lines += [f"| {row.case} | {name} | {_cell(row, name)} | {row.ratio(name):.2f} |" for name in row.timings]
         lines.append("")
+    if measured:
+        noise = sorted(row.noise for row in measured)
+        lines += [f"Noise (p90 / p10, median over the methods): {noise[0]:.2f} to {noise[-1]:.2f}.", ""]
     skipped = sorted({f"{name}: {why}" for row in results.rows for name, why in row.skipped.items()})
     if skipped:
         lines += ["Left out:", "", *(f"* {line}" for line in skipped), ""]

@@ -207,9 +207,11 @@ class TestChecks:
         case = cases.make_case("mixed", 4000, 30, device="cpu", **options)
         methods = [m for m in suites.ALL_METHODS if m is not suites.COMPILED and m not in suites.FIXED_COSTS]
         checked = checked_calls(case, methods)
-        wrong = {name: why for name, why in checked.skipped.items() if not re.search("not installed|needs a GPU", why)}
-        assert not wrong
-        assert {"segscatter", "document loop", "bincount x2", "numpy add.reduceat"} <= set(checked.errors)
+        reasons = "not installed|needs a GPU|more than 20000 documents|not implemented for 'Double'"
+        assert not {name: why for name, why in checked.skipped.items() if not re.search(reasons, why)}
+        assert {"segscatter", "repeat_interleave + index_add_", "bincount x2", "numpy add.reduceat"} <= set(
+            checked.errors
+        )
 
 
 class TestSuites:
@@ -257,7 +259,7 @@ class TestSuites:
 
 
 def timing(quiet: float) -> Timing:
-    return Timing(quiet=quiet, median=quiet, p10=quiet * 0.9, p90=quiet * 1.1, rounds=10)
+    return Timing(quiet=quiet, median=quiet, p10=quiet - 1, p90=quiet + 1, rounds=10)
 
 
 def row(case: str = "4 documents", ours: float = 10, **coordinates) -> Row:
@@ -300,6 +302,13 @@ class TestResults:
         assert all(f"case {i} " in text for i in range(count))
         for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
             assert len({line.count("|") for line in block.splitlines()}) == 1
+
+    def test_noise_is_shown(self, capsys):
+        report.print_row("own", row())
+        assert "noisy" not in capsys.readouterr().out
+        timings = dict.fromkeys("abc", Timing(quiet=1, median=2, p10=1, p90=4, rounds=5))
+        report.print_row("own", Row("case", "a", timings))
+        assert "noisy: p90 is 4.0 times p10" in capsys.readouterr().out
 
     def test_gain(self):
         assert report.gain(row()) == (
