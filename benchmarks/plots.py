@@ -154,7 +154,7 @@ def _bars(path: Path, rows: list[Row]) -> Path:
         for i, name in enumerate(_others(row)):
             ratio = row.ratio(name)
             drawn[name] = axes.barh(top + i, ratio - 1, 0.9, left=1, color=styles[name]["color"])
-            _annotate(axes, f"{ratio:.3g}x", max(ratio, 1), top + i)
+            _annotate(axes, f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.3g}x", max(ratio, 1), top + i)
         ticks.append(top + (len(_others(row)) - 1) / 2)
         top += len(_others(row)) + gap
     axes.axvline(1, color="black", linewidth=1)
@@ -162,7 +162,7 @@ def _bars(path: Path, rows: list[Row]) -> Path:
     least = min(row.ratio(name) for row in rows for name in _others(row))
     most = max(row.ratio(name) for row in rows for name in _others(row))
     axes.set(xscale="log", xlabel=f"time / time of {ours.pop() if len(ours) == 1 else 'ours'}")
-    axes.set(xlim=(min(0.9, least * 0.8), most * 1.5), ylim=(top - gap, -1))
+    axes.set(xlim=(min(0.9, least * 0.8), max(most, 1) * 1.8), ylim=(top - gap, -1))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
     axes.set_yticks(ticks, [row.case for row in rows], fontsize="small")
     axes.grid(axis="x", alpha=0.3)

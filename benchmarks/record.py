@@ -3,27 +3,24 @@
 
 from __future__ import annotations
 
-import datetime
-import importlib.metadata
 import json
-import platform
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import segscatter
-import torch
 
 from .harness import Timing
 
 FLOOR = "floor: "
 IN_TURN = "segscatter, shapes in turn"  # a case whose methods are shapes
-PEER_PACKAGES = ("numpy", "torch-scatter", "fbgemm-gpu-cpu", "fbgemm-gpu")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case. ours: the method that the others are compared with. errors: relative to float64. skipped: and why."""
+    """One case.
+
+    ours: the method that the others are compared with. errors: relative to float64. skipped: what, and why. others: the
+    share of the machine's processors that other processes had, None where it is not known.
+    """
 
     case: str
     ours: str
@@ -31,6 +28,7 @@ class Row:
     coordinates: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    others: float | None = None
 
     def ratio(self, name: str) -> float:
         return self.timings[name].quiet / self.timings[self.ours].quiet
@@ -48,12 +46,14 @@ class Row:
             "microseconds": {name: timing.as_dict() for name, timing in self.timings.items()},
             "errors": {name: float(f"{error:.2g}") for name, error in self.errors.items()},
             "skipped": self.skipped,
+            "others": self.others,
         }
 
     @classmethod
     def from_dict(cls, data: dict) -> Row:
         timings = {name: Timing(**timing) for name, timing in data["microseconds"].items()}
-        return cls(data["case"], data["ours"], timings, data["coordinates"], data["errors"], data["skipped"])
+        rest = (data[name] for name in ("coordinates", "errors", "skipped", "others"))
+        return cls(data["case"], data["ours"], timings, *rest)
 
 
 @dataclass(frozen=True)
@@ -108,44 +108,3 @@ class Results:
         rows = {row.case: row for row in before.rows} | {row.case: row for row in self.rows}
         ranked = sorted(rows.values(), key=lambda row: order.index(row.case) if row.case in order else len(order))
         return Results(self.suite, self.environment, ranked)
-
-
-def environment(device: str, quick: bool) -> dict[str, object]:
-    """What a reader needs to judge the numbers; nothing that names a machine or a path."""
-    info = {
-        "date": datetime.date.today().isoformat(),
-        "device": device,
-        "processor": _processor(),
-        "threads": torch.get_num_threads(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "segscatter": segscatter.build_info(),
-        "peers": _versions(),
-        "quick": quick,
-    }
-    if device == "cuda":
-        info["gpu"] = torch.cuda.get_device_name()
-        info["cuda"] = torch.version.cuda
-    return info
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PEER_PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model\t")]
-    return f"{len(names)} x {names[0]}, model {models[0]}" if names and models else platform.processor()

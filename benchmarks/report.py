@@ -8,7 +8,8 @@ from pathlib import Path
 
 from .record import FLOOR, Results, Row
 
-NOISY = 1.5
+NOISY = 1.5  # p90 / p10
+BUSY = 0.05
 MANY = 8  # more cases than this become rows of the table instead of columns
 
 
@@ -19,10 +20,9 @@ def print_row(suite: str, row: Row) -> None:
         print(f"  {timing.quiet:12.1f} us {ratio:10}  {name}")
     for name, why in row.skipped.items():
         print(f"       skipped                {name}: {why}")
-    if row.timings and row.noise > NOISY:
-        print(
-            f"       noisy: p90 is {row.noise:.1f} times p10; several threads need an idle machine, or use --threads 1"
-        )
+    if row.timings and (row.noise > NOISY or (row.others or 0) > BUSY):
+        others = "" if row.others is None else f", and other processes had {row.others:.0%} of the machine"
+        print(f"       noisy: p90 is {row.noise:.1f} times p10{others}")
 
 
 def write(results: Results, folder: Path) -> None:
@@ -54,7 +54,11 @@ def markdown(results: Results) -> str:
         lines.append("")
     if measured:
         noise = sorted(row.noise for row in measured)
-        lines += [f"Noise (p90 / p10, median over the methods): {noise[0]:.2f} to {noise[-1]:.2f}.", ""]
+        others = sorted(row.others for row in measured if row.others is not None)
+        text = f"Noise (p90 / p10, median over the methods): {noise[0]:.2f} to {noise[-1]:.2f}"
+        if others:
+            text += f"; other processes had {others[0]:.1%} to {others[-1]:.1%} of the machine"
+        lines += [f"{text}.", ""]
     skipped = sorted({f"{name}: {why}" for row in results.rows for name, why in row.skipped.items()})
     if skipped:
         lines += ["Left out:", "", *(f"* {line}" for line in skipped), ""]
@@ -95,6 +99,6 @@ def gain(row: Row) -> str:
     if not others:
         return f"{row.case}: {row.ours} takes {ours:.1f} us; nothing to compare with"
     best = min(others, key=others.get)
-    usual = ", ".join(f"{ratio:.1f} times faster than {name}" for name, ratio in others.items() if name != best)
-    sentence = f"{row.case}: {row.ours} takes {ours:.1f} us, {others[best]:.1f} times faster than {best}, the next best"
+    usual = ", ".join(f"{ratio:.1f} times as fast as {name}" for name, ratio in others.items() if name != best)
+    sentence = f"{row.case}: {row.ours} takes {ours:.1f} us, {others[best]:.1f} times as fast as {best}, the best of the others"
     return f"{sentence}; {usual}" if usual else sentence

@@ -20,7 +20,8 @@ import torch
 
 from . import cases, plots, report
 from .harness import Effort
-from .record import Results, environment
+from .machine import environment, watch_others
+from .record import Results
 from .suites import COMPILED, CUDA_ONLY, SUITES, Task, own_suite
 
 LENGTHS = {
@@ -120,7 +121,8 @@ def run_suite(suite: str, tasks: list[Task], effort: Effort, options: argparse.N
     if kept:
         whole()  # refuses another environment before anything is measured
     for task in chosen(tasks, options.only):
-        row = task.measure(effort)
+        others = watch_others()
+        row = dataclasses.replace(task.measure(effort), others=others())
         results.rows.append(row)
         report.print_row(suite, row)
         if kept:

@@ -4,23 +4,41 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+import os
 import re
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks import (
+    baselines,
+    cases,
+    harness,
+    machine,
+    native,
+    peers,
+    plots,
+    report,
+    rl,
+    run,
+    suites,
+    tables,
+    tracker,
+)
+from benchmarks.harness import Effort, Timing, compare, summarize
+from benchmarks.machine import environment
+from benchmarks.methods import Method, SkippedError, WrongError, checked_calls, error_of
+from benchmarks.record import Results, Row
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
-
-from benchmarks import baselines, cases, harness, native, peers, plots, report, rl, run, suites, tables, tracker  # noqa: E402
-from benchmarks.harness import Effort, Timing, compare, summarize  # noqa: E402
-from benchmarks.methods import Method, SkippedError, WrongError, checked_calls, error_of  # noqa: E402
-from benchmarks.record import Results, Row, environment  # noqa: E402
-
 BRIEF = Effort(rounds=2, round_us=1, warmup=1, seconds=0)
 
 
@@ -114,8 +132,6 @@ class TestHarness:
         assert timings["a"].quiet == pytest.approx(12)
 
     def test_garbage_collection_is_back_on(self):
-        import gc
-
         states = []
         compare({"a": lambda: states.append(gc.isenabled())}, "cpu", Effort(rounds=1, warmup=0, round_us=0))
         assert states[-1] is False
@@ -308,12 +324,26 @@ class TestResults:
         assert "noisy" not in capsys.readouterr().out
         timings = dict.fromkeys("abc", Timing(quiet=1, median=2, p10=1, p90=4, rounds=5))
         report.print_row("own", Row("case", "a", timings))
-        assert "noisy: p90 is 4.0 times p10" in capsys.readouterr().out
+        assert "noisy: p90 is 4.0 times p10\n" in capsys.readouterr().out
+        report.print_row("own", dataclasses.replace(row(), others=0.25))
+        assert "and other processes had 25% of the machine" in capsys.readouterr().out
+
+    def test_other_processes_are_seen(self):
+        """A child that is not waited for is another process; one's own work is not."""
+        share = machine.watch_others()
+        if share() is None:
+            pytest.skip("this system does not count processor time")
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+            share = machine.watch_others()
+            time.sleep(1)
+            with_child = share()
+            child.kill()
+        assert with_child > 0.3 / os.cpu_count()
 
     def test_gain(self):
         assert report.gain(row()) == (
-            "4 documents: segscatter takes 10.0 us, 2.0 times faster than other, the next best; "
-            "5.0 times faster than loop"
+            "4 documents: segscatter takes 10.0 us, 2.0 times as fast as other, the best of the others; "
+            "5.0 times as fast as loop"
         )
 
     @pytest.mark.parametrize(
@@ -403,6 +433,4 @@ class TestKeptResults:
         content = json.loads(path.read_text())
         assert not content["environment"]["quick"]
         assert not re.search(r"(?:^|[\s\"'])/\w", path.read_text())
-        import socket
-
         assert socket.gethostname() not in path.read_text()
