@@ -99,6 +99,6 @@ def gain(row: Row) -> str:
     if not others:
         return f"{row.case}: {row.ours} takes {ours:.1f} us; nothing to compare with"
     best = min(others, key=others.get)
-    usual = ", ".join(f"{ratio:.1f} times as fast as {name}" for name, ratio in others.items() if name != best)
-    sentence = f"{row.case}: {row.ours} takes {ours:.1f} us, {others[best]:.1f} times as fast as {best}, the best of the others"
-    return f"{sentence}; {usual}" if usual else sentence
+    usual = [f"{ratio:.1f} times as fast as {name}" for name, ratio in others.items() if name != best]
+    comparisons = "; ".join([f"{others[best]:.1f} times as fast as {best}, the best of the others", *usual])
+    return f"{row.case}: {row.ours} takes {ours:.1f} us, {comparisons}"

@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -205,6 +206,19 @@ class TestChecks:
                 native.operators()
         finally:
             native._build.cache_clear()
+
+    @pytest.mark.skipif(not shutil.which("ninja") or not shutil.which("g++"), reason="needs ninja and g++")
+    def test_floors_build(self, small):
+        """Elsewhere they would be left out by name, so breakage must show here."""
+        before = torch.get_num_threads()
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            words = np.random.default_rng(threads).integers(0, 2**63, 20_011, dtype=np.uint64)
+            assert native.read_bytes()(words.ctypes.data, words.nbytes) == np.bitwise_xor.reduce(words)
+        torch.set_num_threads(before)
+        checked = checked_calls(small, suites.FLOORS)
+        assert list(checked.calls) == [method.name for method in suites.FLOORS]
+        assert all(compare(checked.calls, "cpu", BRIEF)[name].rounds == 2 for name in checked.calls)
 
     @pytest.mark.parametrize(
         "options",
