@@ -164,10 +164,10 @@ def free_memory(device: str) -> int:
 
 
 def rl_suite(device: str, quick: bool) -> Iterator[Task]:
-    sizes = ([8192], [64], [1, 2]) if quick else ([131072, 32768], [16, 256, 1024, 4096], [1, 4])
+    sizes = ([8192], [64], [1, 2]) if quick else ([TOKENS], [16, 256, 1024, 4096], [1, 4])
     for tokens, samples, metrics in itertools.product(*sizes):
         for direction in rl.DIRECTIONS:
-            name = f"T = {tokens}, S = {samples}, K = {metrics}, {direction}"
+            name = f"S = {samples}, K = {metrics}, {direction.replace('_', ' and ')}"
             yield Task(name, partial(rl_row, name, tokens, samples, metrics, device, direction))
 
 

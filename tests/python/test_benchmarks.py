@@ -267,7 +267,7 @@ class TestSuites:
     def test_rl(self):
         forward, both = (task.measure(BRIEF) for task in suites.rl_suite("cpu", quick=True) if "K = 1" in task.name)
         assert forward.case.endswith("forward")
-        assert both.case.endswith("forward_backward")
+        assert both.case.endswith("forward and backward")
         assert set(forward.timings) == {"loop", "padded", "functional", "reducer", "built"}
 
     def test_rl_contenders_must_agree(self, monkeypatch):
