@@ -356,9 +356,11 @@ class TestResults:
 
     def test_gain(self):
         assert report.gain(row()) == (
-            "4 documents: segscatter takes 10.0 us, 2.0 times as fast as other, the best of the others; "
-            "5.0 times as fast as loop"
+            "4 documents: segscatter takes 10.0 us, 2.0 times as fast as other (the best of 2 other ways) "
+            "and 5.0 times as fast as loop"
         )
+        alone = Row("case", "segscatter", {"segscatter": timing(10)})
+        assert report.gain(alone) == "case: segscatter takes 10.0 us; there is nothing to compare with"
 
     @pytest.mark.parametrize(
         ("suite", "pictures"),
