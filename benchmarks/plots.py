@@ -77,6 +77,7 @@ def _styles(rows: Iterable[Row]) -> dict[str, dict]:
     names = list(dict.fromkeys(name for row in rows for name in row.timings))
     ours = {row.ours for row in rows}
     palette = [color for i, color in enumerate(plt.get_cmap("tab10").colors) if i != 7]  # floors are grey
+    palette += ["navy", "darkgreen", "maroon", "gold"]
     others = [n for n in names if n not in ours and not n.startswith(FLOOR)]
     grey = [n for n in names if n.startswith(FLOOR)]
     styles = {n: {"color": "black", "linewidth": 2.5, "marker": "o", "zorder": 3} for n in names if n in ours}
