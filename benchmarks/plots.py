@@ -18,6 +18,8 @@ def plot(results: Results, folder: Path) -> list[Path]:
         return []
     matplotlib.use("Agg")
     rows = [row for row in results.rows if row.timings]
+    if not rows:
+        return []
     written = []
     for panels, key, label in lines_of(results.suite, rows):
         written.append(_lines(folder / f"{results.stem}.png", panels, key, label))
@@ -60,8 +62,12 @@ def lines_of(suite: str, rows: list[Row]) -> Iterable[tuple[dict[str, list[Row]]
         panels = {f"{d:.0%} live": [row for row in rows if row.coordinates["density"] == d] for d in densities}
         key, label = "documents", f"documents in {rows[0].coordinates['tokens']} tokens"
     elif suite == "own":
-        key = "documents" if len({row.coordinates["tokens"] for row in rows}) == 1 else "tokens"
-        panels, label = {"": rows}, f"{key} in the row"
+        key, fixed = "documents", "tokens"
+        if grows("tokens", rows):
+            key, fixed = fixed, key
+        values = sorted({row.coordinates[fixed] for row in rows})
+        panels = {f"{value} {fixed}": [row for row in rows if row.coordinates[fixed] == value] for value in values}
+        label = f"{key} in the row"
     else:
         return
     panels = {title: panel for title, panel in panels.items() if grows(key, panel)}
@@ -116,10 +122,10 @@ def _lines(path: Path, panels: dict[str, list[Row]], key: str, label: str) -> Pa
     for axes, (title, rows) in zip(grid.flat, panels.items(), strict=False):
         places = sorted({row.coordinates[key] for row in rows})
         for name, style in styles.items():
-            points = sorted((row.coordinates[key], row.timings[name]) for row in rows if name in row.timings)
-            if not points:
+            present = sorted((row for row in rows if name in row.timings), key=lambda row: row.coordinates[key])
+            if not present:
                 continue
-            x, timings = [x for x, _ in points], [t for _, t in points]
+            x, timings = [row.coordinates[key] for row in present], [row.timings[name] for row in present]
             (drawn[name],) = axes.plot(x, [t.quiet for t in timings], **style)
             if not name.startswith(FLOOR):
                 axes.fill_between(

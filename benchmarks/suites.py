@@ -149,7 +149,7 @@ def if_it_fits(fits: Task, tokens: int, device: str, effort: Effort) -> Row:
     """The baselines' temporaries take up to 30 bytes a token, beside the 5 of the inputs."""
     needed, free = tokens * 40 / 2**30, free_memory(device) / 2**30
     if needed > free:
-        return Row(fits.name, OURS, {}, {"tokens": tokens}, {}, {"all": f"needs {needed:.0f} GiB of memory"})
+        return Row(fits.name, OURS, {}, {"tokens": tokens}, {}, {fits.name: f"needs {needed:.0f} GiB of memory"})
     return fits.measure(effort)
 
 

@@ -262,7 +262,7 @@ class TestSuites:
         row = largest.measure(BRIEF)
         assert "2^28" in row.case
         assert not row.timings
-        assert row.skipped == {"all": "needs 10 GiB of memory"}
+        assert row.skipped == {row.case: "needs 10 GiB of memory"}
 
     def test_rl(self):
         forward, both = (task.measure(BRIEF) for task in suites.rl_suite("cpu", quick=True) if "K = 1" in task.name)
@@ -369,11 +369,28 @@ class TestResults:
     def test_pictures(self, tmp_path, suite, pictures):
         pytest.importorskip("matplotlib")
         rows = [row(f"{n} documents", documents=n, tokens=16 * n, rows=1) for n in (1, 4, 16)]
-        if suite in ("reference", "peers", "rl"):
+        if suite in ("reference", "peers", "rl", "own"):
             rows = [dataclasses.replace(r, coordinates=r.coordinates | {"tokens": 64}) for r in rows]
         written = plots.plot(Results(suite, environment("cpu", quick=True), rows), tmp_path)
         assert len(written) == pictures
         assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+    def test_pictures_of_many_own_shapes(self):
+        """A panel for each number of documents, over tokens; without a second point there is no line."""
+        rows = [row(f"{t}, {d}", tokens=t, documents=d) for t in (64, 128) for d in (2, 4)] + [
+            row("64, 8", documents=8)
+        ]
+        ((panels, key, _),) = plots.lines_of("own", rows)
+        assert key == "tokens"
+        assert {title: [r.case for r in panel] for title, panel in panels.items()} == {
+            "2 documents": ["64, 2", "128, 2"],
+            "4 documents": ["64, 4", "128, 4"],
+        }
+
+    def test_nothing_measured_is_no_picture(self, tmp_path):
+        nothing = Row("case", "segscatter", {}, skipped={"case": "needs 10 GiB of memory"})
+        assert plots.plot(Results("scale", environment("cpu", quick=True), [nothing]), tmp_path) == []
+        assert "* case: needs 10 GiB" in report.markdown(Results("scale", environment("cpu", quick=True), [nothing]))
 
 
 class TestCommand:
