@@ -68,10 +68,6 @@ class Results:
         where = "cuda" if env["device"] == "cuda" else f"cpu-{env['threads']}t"
         return f"{self.suite}-{where}"
 
-    @property
-    def methods(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self.rows for name in row.timings))
-
     def row(self, case: str) -> Row:
         return next(row for row in self.rows if row.case == case)
 

@@ -57,18 +57,22 @@ def readme(results: Results) -> list[str]:
     )
 
 
+def rows_and_methods(results: Results) -> tuple[list[Row], list[str]]:
+    """Ours first, floors last."""
+    rows = [row for row in results.rows if row.case != IN_TURN and row.timings]
+    names = list(dict.fromkeys(name for row in rows for name in row.timings))
+    return rows, sorted(names, key=lambda name: (name != rows[0].ours, name.startswith(FLOOR)))
+
+
 def methods_down(results: Results) -> list[str]:
-    names = results.methods
-    names.sort(key=lambda name: (name != results.rows[0].ours, name.startswith(FLOOR)))
+    rows, names = rows_and_methods(results)
     return markdown_table(
-        ["", *(row.case for row in results.rows)],
-        [[name, *(cell(row, name) for row in results.rows)] for name in names],
+        ["", *(row.case for row in rows)], [[name, *(cell(row, name) for row in rows)] for name in names]
     )
 
 
 def cases_down(results: Results) -> list[str]:
-    rows = [row for row in results.rows if row.case != IN_TURN and row.timings]
-    names = list(dict.fromkeys(name for row in rows for name in row.timings))
+    rows, names = rows_and_methods(results)
     return markdown_table(["", *names], [[row.case, *(cell(row, name) for name in names)] for row in rows])
 
 
