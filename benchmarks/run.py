@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from . import cases, plots, report
+from . import cases, plots, report, tables
 from .harness import Effort
 from .machine import environment, watch_others
 from .record import Results
@@ -128,9 +128,9 @@ def run_suite(suite: str, tasks: list[Task], effort: Effort, options: argparse.N
         if kept:
             report.write(whole(), options.out)  # what is stopped keeps its rows
     if suite == "own":
-        print()
-        for row in results.rows:
-            print(report.gain(row))
+        print("", *map(report.gain, results.rows), sep="\n")
+    if suite == "reference" and not options.only:
+        print("\nThe README's table:\n", *tables.readme(results), "", sep="\n")
     if kept:
         for path in plots.plot(whole(), options.out):
             print(f"plotted {path}")

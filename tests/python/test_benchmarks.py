@@ -419,6 +419,15 @@ class TestCommand:
             f"reference: 4096 documents, {live}" for live in ("25%", "100%")
         ]
 
+    def test_the_readmes_table_is_printed(self, monkeypatch, capsys):
+        measured = [dataclasses.replace(row(name), case=name) for name in ("128 documents, 25%", "1024 documents, 25%")]
+        tasks = [suites.Task(r.case, lambda effort, r=r: r) for r in measured]
+        monkeypatch.setitem(run.SUITES, "reference", lambda device, quick: tasks)
+        run.main(["--suite", "reference", "--quick"])
+        out = capsys.readouterr().out
+        assert "| against `repeat_interleave` + `index_add_` |  |  |" in out
+        assert "| segscatter, us a call from Python | 10 | 10 |" in out
+
     def test_quick_does_not_touch_the_kept_results(self):
         assert run.parse(["--suite", "reference", "--quick"]).out is None
         assert run.parse(["--documents", "5"]).out is None
