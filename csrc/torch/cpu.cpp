@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators on the CPU.
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
 #include "core_arguments.h"
@@ -22,8 +23,13 @@ core::Executor executor() {
 void run(const CoreReduce& call) {
   const core::Executor threads = executor();
   const std::size_t bytes = core::reduce_cpu_workspace(call.args, threads);
-  const at::Tensor workspace = at::empty({static_cast<int64_t>(bytes)}, at::TensorOptions().dtype(at::kByte));
-  check_status(core::reduce_cpu(call.args, workspace.mutable_data_ptr(), bytes, threads));
+  const at::DataPtr workspace = c10::GetCPUAllocator()->allocate(bytes);
+  check_status(core::reduce_cpu(call.args, workspace.get(), bytes, threads));
+}
+
+/// Without the dispatcher's way to at::empty, which takes as long as a short reduction.
+at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::detail::empty_cpu(sizes, type);
 }
 
 std::tuple<at::Tensor, at::Tensor> reduce_cpu(const at::Tensor& values, const at::Tensor& cu_seqlens,
@@ -34,7 +40,7 @@ std::tuple<at::Tensor, at::Tensor> reduce_cpu(const at::Tensor& values, const at
   const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
   const at::ScalarType sum_type = check_reduce(values, grouping, num_groups, dtype);
   validate_if_asked(grouping, num_groups, values.size(-1));
-  auto [sums, counts] = empty_sums(values, num_groups, sum_type);
+  at::Tensor sums = empty(with_last(values, num_groups), sum_type), counts = empty({num_groups}, at::kLong);
   run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/false));
   return {std::move(sums), std::move(counts)};
 }
@@ -55,7 +61,7 @@ at::Tensor gather_cpu(const at::Tensor& source, const at::Tensor& cu_seqlens, co
   const Grouping grouping{cu_seqlens, group_ids, mask, ignore_index, cp_layout, cp_size, cp_rank};
   const at::ScalarType out_type = check_gather(source, grouping, num_tokens, dtype);
   validate_if_asked(grouping, source.size(-1), num_tokens);
-  at::Tensor out = empty_rows(source, num_tokens, out_type);
+  at::Tensor out = empty(with_last(source, num_tokens), out_type);
   check_status(core::gather_cpu(CoreGather(source, grouping, out).args, executor()));
   return out;
 }

@@ -4,14 +4,23 @@
 ///     struct Isa {
 ///       template <class M> static uint64_t live(const M* mask, M ignore);      // bit j: mask[j] != ignore, j < 64
 ///       template <class V> struct Lanes {                                      // 16 float64 sums in registers
+///         Lanes();                                                             // zeros
 ///         explicit Lanes(const double*);
-///         void add(const V* values, uint32_t live);                            // reads all 16 values
+///         void add(const V* values, uint32_t live);                            // may read all 16 values
 ///         void store(double*) const;
+///         double sum() const;  // one tree: lane j takes lane j + 8, then + 4, + 2, + 1
 ///       };
 ///     };
 ///
 /// Every definition adds the same numbers to the same lanes in the same order, so all give the same bits. (A dead
 /// token's +0.0 changes nothing: a lane starts at +0.0 and a sum is -0.0 only if both operands are.)
+///
+/// Which way a document goes depends on offsets and chunks only. Per block of documents, by their mean length:
+///   up to kTinyDocument     token by token                              lane: position in the chunk mod 16
+///   up to kShortDocument    16 or 32 tokens a step, from its begin on   lane: position in the document's piece mod 16
+///   above                   aligned windows of 16 tokens                lane: position in the chunk mod 16
+/// Tokens come to a lane in order; sum() adds the lanes where a group's chunk ends. Where every document has a sum of
+/// its own, sum() ends the document's piece, and tiny documents need no lanes.
 #pragma once
 
 #include <cstdint>
@@ -37,22 +46,42 @@ M ignored_value(const Mask& mask) {
   }
 }
 
-// Compilers make one access of these four.
+inline std::uint64_t little_endian(std::uint64_t x) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+  return __builtin_bswap64(x);
+#else
+  return x;
+#endif
+}
+
 inline void set_live_block(const LiveTokens& live, std::uint32_t block, std::uint64_t bits) {
-  for (int i = 0; i < 4; ++i) live.windows[4 * block + i] = static_cast<std::uint16_t>(bits >> (16 * i));
+  bits = little_endian(bits);
+  std::memcpy(live.bytes + block * sizeof(bits), &bits, sizeof(bits));
 }
 inline std::uint64_t live_block(const LiveTokens& live, std::uint32_t block) {
-  const std::uint16_t* w = live.windows + 4 * block;
-  return w[0] | std::uint64_t{w[1]} << 16 | std::uint64_t{w[2]} << 32 | std::uint64_t{w[3]} << 48;
+  std::uint64_t bits;
+  std::memcpy(&bits, live.bytes + block * sizeof(bits), sizeof(bits));
+  return little_endian(bits);
+}
+/// Bit j < 57 (all, where `first` is a multiple of 8): token `first` + j is live.
+inline std::uint64_t live_from(const LiveTokens& live, std::uint32_t first) {
+  std::uint64_t bits;
+  std::memcpy(&bits, live.bytes + first / 8, sizeof(bits));
+  return little_endian(bits) >> first % 8;
+}
+inline std::uint32_t live_window(const LiveTokens& live, std::uint32_t window) {
+  return live_from(live, window * kLanes) & 0xffff;
 }
 inline bool is_live(const LiveTokens& live, std::uint32_t token) {
-  return live.windows[token / kLanes] >> token % kLanes & 1;
+  return live.bytes[token / 8] >> token % 8 & 1;
 }
 
 template <class Isa, class M>
 void find_live(const Mask& mask, const Chunk& chunk, const LiveTokens& live) {
   constexpr std::uint32_t kBlock = LiveTokens::kBlock;
   const std::uint32_t full = chunk.size / kBlock, left = chunk.size % kBlock;
+  set_live_block(live, full, 0);
+  set_live_block(live, full + 1, 0);
   if constexpr (std::is_same_v<M, NoMask>) {
     for (std::uint32_t b = 0; b < full; ++b) set_live_block(live, b, ~std::uint64_t{0});
     if (left != 0) set_live_block(live, full, (std::uint64_t{1} << left) - 1);
@@ -67,37 +96,62 @@ void find_live(const Mask& mask, const Chunk& chunk, const LiveTokens& live) {
   }
 }
 
-/// One row of a chunk in windows of 16 tokens that can be read whole: the last, partial one is copied.
+/// One row of a chunk in windows of 16 tokens that can be read whole: the last ones are copied to where that is so.
 template <class V>
 class Windows {
  public:
   Windows(const V* values, std::uint32_t size, const LiveTokens& live)
-      : values_(values), live_(live.windows), full_(size / kLanes) {
-    std::memcpy(last_, values + full_ * kLanes, size % kLanes * sizeof(V));
+      : values_(values), live_(live), copied_from_(size / kLanes < 2 ? 0 : size / kLanes - 2) {
+    const std::uint32_t begin = copied_from_ * kLanes;
+    std::memcpy(last_, values + begin, (size - begin) * sizeof(V));
   }
 
-  const V* values(std::uint32_t window) const { return window < full_ ? full_values(window) : last_; }
+  const V* values(std::uint32_t window) const {
+    return window < copied_from_ ? full_values(window) : last_ + (window - copied_from_) * kLanes;
+  }
   const V* full_values(std::uint32_t window) const { return values_ + window * kLanes; }
-  std::uint32_t live(std::uint32_t window) const { return live_[window]; }
+  std::uint32_t live(std::uint32_t window) const { return live_window(live_, window); }
+
+  /// The processor's own prefetching ends at every page; this bridges it where memory is the limit.
+  void prefetch(std::uint32_t token) const { __builtin_prefetch(values_ + token + 1024); }
+  std::uint64_t live_four(std::uint32_t window) const { return live_from(live_, window * kLanes); }
+
+  /// 32 tokens from one on; behind the chunk's last one come zeros.
+  const V* from(std::int32_t token) const {
+    const std::int32_t copied = copied_from_ * kLanes;
+    return token < copied ? values_ + token : last_ + (token - copied);
+  }
+  const LiveTokens& live() const { return live_; }
 
  private:
   const V* values_;
-  const std::uint16_t* live_;
-  const std::uint32_t full_;
-  V last_[kLanes] = {};
+  const LiveTokens live_;
+  const std::uint32_t copied_from_;
+  V last_[5 * kLanes] = {};
 };
 
-/// Adds tokens [begin, end), at least one, to 16 lanes; returns how many are live.
-template <class Isa, class V>
-std::uint32_t add_piece(double* lanes, const Windows<V>& windows, std::uint32_t begin, std::uint32_t end) {
+/// Adds the tokens [begin, end), at least one, in aligned windows; returns how many are live.
+template <class Lanes, class V>
+[[gnu::always_inline]] inline std::int64_t add_long(Lanes& sums, const Windows<V>& windows, std::uint32_t begin,
+                                                    std::uint32_t end) {
   const std::uint32_t first = begin / kLanes, last = (end - 1) / kLanes;
   const std::uint32_t from_begin = 0xffffu << begin % kLanes, to_end = 0xffffu >> (0 - end) % kLanes;
-  typename Isa::template Lanes<V> sums(lanes);
-  std::uint32_t live = windows.live(first) & from_begin, count = 0;
+  std::uint32_t live = windows.live(first) & from_begin;
+  std::int64_t count = 0;
   if (first != last) {
     sums.add(windows.values(first), live);
     count = __builtin_popcount(live);
-    for (std::uint32_t window = first + 1; window < last; ++window) {
+    std::uint32_t window = first + 1;
+    for (; window + 4 <= last; window += 4) {
+      const std::uint64_t four = windows.live_four(window);
+      if (four == 0) continue;  // prompts and padding are long runs of dead tokens
+      for (int j = 0; j < 4; ++j) {
+        windows.prefetch((window + j) * kLanes);
+        sums.add(windows.full_values(window + j), static_cast<std::uint32_t>(four >> kLanes * j) & 0xffff);
+      }
+      count += __builtin_popcountll(four);
+    }
+    for (; window < last; ++window) {
       live = windows.live(window);
       sums.add(windows.full_values(window), live);
       count += __builtin_popcount(live);
@@ -106,7 +160,6 @@ std::uint32_t add_piece(double* lanes, const Windows<V>& windows, std::uint32_t 
   }
   live &= to_end;
   sums.add(windows.values(last), live);
-  sums.store(lanes);
   return count + __builtin_popcount(live);
 }
 
@@ -114,22 +167,42 @@ inline void clear_lanes(double* lanes) {
   for (int j = 0; j < kLanes; ++j) lanes[j] = 0.0;
 }
 
-/// The one reduction tree: lane j takes lane j + 8, then + 4, + 2, + 1.
-inline double sum_lanes(const double* lanes) {
-  double s[8];
-  for (int j = 0; j < 8; ++j) s[j] = lanes[j] + lanes[j + 8];
-  for (int j = 0; j < 4; ++j) s[j] += s[j + 4];
-  for (int j = 0; j < 2; ++j) s[j] += s[j + 2];
-  return s[0] + s[1];
+/// Adds the tokens [begin, end), maybe none, kWindows * 16 at a time; returns how many are live. The last step asks
+/// nothing: a document that fits into one has no branch to be mispredicted.
+template <int kWindows, class Lanes, class V>
+[[gnu::always_inline]] inline std::int64_t add_short(Lanes& sums, const Windows<V>& windows, std::int32_t begin,
+                                                     std::int32_t end) {
+  constexpr std::int32_t kStep = kWindows * kLanes;
+  const auto add = [&](std::uint64_t live) __attribute__((always_inline)) {
+    const V* values = windows.from(begin);
+    for (int j = 0; j < kWindows; ++j) {
+      sums.add(values + kLanes * j, static_cast<std::uint32_t>(live >> kLanes * j) & 0xffff);
+    }
+    return __builtin_popcountll(live);
+  };
+  std::int64_t count = 0;
+  for (; end - begin > kStep; begin += kStep) {
+    for (int j = 0; j < kWindows; ++j) windows.prefetch(begin + kLanes * j);
+    count += add(live_from(windows.live(), begin) & ((std::uint64_t{1} << kStep) - 1));
+  }
+  return count + add(live_from(windows.live(), begin) & ((std::uint64_t{1} << (end - begin)) - 1));
 }
 
-/// The groups of one chunk: every group that occurs has 16 lanes, so a document costs no horizontal sum.
+/// The groups of one chunk: every group that occurs has 16 lanes, so a document costs no horizontal sum. Few groups are
+/// entered all at once, in order, and then an id is its own entry.
+template <class Lanes>
 class GroupTable {
  public:
   GroupTable(const Segments& segments, const GroupScratch& scratch, ChunkGroups& out)
-      : segments_(segments), scratch_(scratch), out_(out) {
+      : segments_(segments),
+        scratch_(scratch),
+        out_(out),
+        all_entered_(segments.num_groups <= out.capacity && segments.num_groups <= kFewGroups) {
     out_.size = 0;
     clear(static_cast<std::int32_t>(out_.capacity));  // subnormal numbers there would be slow to add to
+    if (all_entered_) {
+      for (std::int64_t group = 0; group < segments.num_groups; ++group) enter(group);
+    }
   }
   ~GroupTable() {
     for (std::int32_t entry = 0; entry < out_.size; ++entry) scratch_.entries[out_.groups[entry]] = -1;
@@ -152,7 +225,7 @@ class GroupTable {
   void finish_row(std::int64_t row, bool last) {
     double* sums = out_.sums + row * out_.capacity;
     for (std::int32_t entry = 0; entry < out_.size; ++entry) {
-      sums[entry] = sum_lanes(lanes(entry));
+      sums[entry] = Lanes(lanes(entry)).sum();
       if (row == 0) out_.counts[entry] = scratch_.counts[entry];
       if (!last) clear_lanes(lanes(entry));
     }
@@ -165,6 +238,13 @@ class GroupTable {
     const int count = documents.count();
     const std::uint64_t num_groups = static_cast<std::uint64_t>(segments_.num_groups);
     const std::int32_t dropped = static_cast<std::int32_t>(out_.capacity);
+    if (all_entered_) {  // without a table this vectorises
+      for (int i = 0; i < count; ++i) {
+        const std::int64_t group = ids[i];
+        entries[i] = static_cast<std::uint64_t>(group) < num_groups ? static_cast<std::int32_t>(group) : dropped;
+      }
+      return;
+    }
     const std::int32_t* table = scratch_.entries;
     for (int i = 0; i < count; ++i) {
       const std::int64_t group = ids[i];
@@ -185,29 +265,25 @@ class GroupTable {
     clear_lanes(lanes(entry));
   }
 
+  static constexpr std::int64_t kFewGroups = 32;
+
   const Segments& segments_;
   const GroupScratch& scratch_;
   ChunkGroups& out_;
+  const bool all_entered_;
 };
 
-/// Many short documents, token by token. No branch depends on a document's length: each writes its entry to 16 tokens
+constexpr std::int32_t kTinyDocument = 3;     ///< tokens, on average
+constexpr std::int32_t kShortDocument = 256;  ///< tokens, on average
+constexpr std::int32_t kOneWindow = 12;       ///< tokens, on average, of short documents that go in steps of one window
+
+/// Many tiny documents, token by token. No branch depends on a document's length: each writes its entry to 8 tokens
 /// from its first on, and the next ones overwrite what is theirs. Entries have 16 bits, which a table must fit.
-class ShortDocuments {
+class TinyDocuments {
  public:
-  static constexpr std::int32_t kMaxMeanTokens = 12;
-  static constexpr int kCopies = 16;
+  static constexpr int kCopies = 8;
 
-  /// Whether the block is sorted, and its documents short.
-  static bool suit(const DocumentBlock& documents) {
-    const int count = documents.count();
-    const std::int32_t tokens = documents.end(count - 1) - documents.begin(0);
-    if (tokens > count * kMaxMeanTokens) return false;
-    bool sorted = true;
-    for (int i = 0; i < count; ++i) sorted &= documents.begin(i) <= documents.end(i);
-    return sorted;
-  }
-
-  ShortDocuments(const DocumentBlock& documents, const std::int32_t* entries)
+  TinyDocuments(const DocumentBlock& documents, const std::int32_t* entries)
       : begin_(documents.begin(0)), end_(documents.end(documents.count() - 1)) {
     const int count = documents.count();
     for (int i = 0; i < count; ++i) {
@@ -223,10 +299,10 @@ class ShortDocuments {
   }
 
   template <class V>
-  void add_to(const GroupTable& table, const V* values, const LiveTokens& live) const {
+  void add_to(const GroupScratch& to, const V* values, const LiveTokens& live) const {
     constexpr std::uint32_t kBlock = LiveTokens::kBlock;
-    double* lanes = table.lanes(0);
-    std::int64_t* counts = &table.count(0);
+    double* lanes = to.lanes;
+    std::int64_t* counts = to.counts;
     for (std::uint32_t block = begin_ / kBlock; block * kBlock < end_; ++block) {
       const std::uint32_t first = block * kBlock;
       std::uint64_t bits = live_block(live, block);
@@ -243,14 +319,44 @@ class ShortDocuments {
 
  private:
   const std::uint32_t begin_, end_;
-  std::uint16_t entry_[DocumentBlock::kCapacity * kMaxMeanTokens + kCopies];
+  std::uint16_t entry_[DocumentBlock::kCapacity * (kTinyDocument + 1) + kCopies];
 };
+
+// Not inlined: the loops need all registers.
+template <int kWindows, class Lanes, class V>
+[[gnu::noinline]] void add_short_documents(const DocumentBlock& documents, const std::int32_t* entries,
+                                           const GroupScratch& to, const Windows<V>& windows) {
+  const GroupScratch out = to;
+  const Windows<V> row = windows;
+  const int count = documents.count();
+  for (int i = 0; i < count; ++i) {
+    const std::int64_t entry = entries[i];
+    Lanes sums(out.lanes + entry * kLanes);
+    out.counts[entry] += add_short<kWindows>(sums, row, documents.begin(i), documents.end(i));
+    sums.store(out.lanes + entry * kLanes);
+  }
+}
+
+template <class Lanes, class V>
+[[gnu::noinline]] void add_long_documents(const DocumentBlock& documents, const std::int32_t* entries,
+                                          const GroupScratch& to, const Windows<V>& windows) {
+  const int count = documents.count();
+  for (int i = 0; i < count; ++i) {
+    const std::int32_t begin = documents.begin(i), end = documents.end(i);
+    if (begin == end) continue;
+    double* lanes = to.lanes + static_cast<std::int64_t>(entries[i]) * kLanes;
+    Lanes sums(lanes);
+    to.counts[entries[i]] += add_long(sums, windows, begin, end);
+    sums.store(lanes);
+  }
+}
 
 /// Groups by table.
 template <class Isa, class V>
 void reduce_groups(const ReduceArgs& args, const Chunk& chunk, const LiveTokens& live, const GroupScratch& scratch,
                    ChunkGroups& out) {
-  GroupTable table(args.segments, scratch, out);
+  using Lanes = typename Isa::template Lanes<V>;
+  GroupTable<Lanes> table(args.segments, scratch, out);
   for (std::int64_t row = 0; row < args.num_rows; ++row) {
     const V* values = static_cast<const V*>(args.values) + row * args.row_stride + chunk.begin;
     const Windows<V> windows(values, chunk.size, live);
@@ -258,31 +364,31 @@ void reduce_groups(const ReduceArgs& args, const Chunk& chunk, const LiveTokens&
     while (documents.advance()) {
       std::int32_t entries[DocumentBlock::kCapacity];
       table.find(documents, entries);
-      if (ShortDocuments::suit(documents)) {
-        ShortDocuments(documents, entries).add_to(table, values, live);
-        continue;
-      }
-      for (int i = 0; i < documents.count(); ++i) {
-        const std::int32_t begin = documents.begin(i), end = documents.end(i);
-        if (begin < end) table.count(entries[i]) += add_piece<Isa>(table.lanes(entries[i]), windows, begin, end);
+      const std::int32_t mean = documents.mean_size();
+      if (mean <= kTinyDocument) {
+        TinyDocuments(documents, entries).add_to(scratch, values, live);
+      } else if (mean <= kOneWindow) {
+        add_short_documents<1, Lanes>(documents, entries, scratch, windows);
+      } else if (mean <= kShortDocument) {
+        add_short_documents<2, Lanes>(documents, entries, scratch, windows);
+      } else {
+        add_long_documents<Lanes>(documents, entries, scratch, windows);
       }
     }
     table.finish_row(row, row + 1 == args.num_rows);
   }
 }
 
-/// Fewer tokens than this are added one after the other: cheaper than 16 lanes and their tree.
-constexpr std::int32_t kShortPiece = 8;
-
 struct PieceSum {
   double sum;
   std::int64_t count;
 };
 
-template <class Isa, class V>
+/// Tokens [begin, end), at least one; `mean` as above decides, and few tokens are added one after the other.
+template <class Lanes, class V>
 PieceSum sum_piece(const V* values, const LiveTokens& live, const Windows<V>& windows, std::int32_t begin,
-                   std::int32_t end) {
-  if (end - begin < kShortPiece) {
+                   std::int32_t end, std::int32_t mean) {
+  if (mean <= kTinyDocument) {
     PieceSum piece{0.0, 0};
     for (std::int32_t t = begin; t < end; ++t) {
       const bool counts = is_live(live, t);
@@ -291,9 +397,10 @@ PieceSum sum_piece(const V* values, const LiveTokens& live, const Windows<V>& wi
     }
     return piece;
   }
-  alignas(64) double lanes[kLanes] = {};
-  const std::int64_t count = add_piece<Isa>(lanes, windows, begin, end);
-  return {sum_lanes(lanes), count};
+  Lanes lanes;
+  const std::int64_t count =
+      mean <= kShortDocument ? add_short<1>(lanes, windows, begin, end) : add_long(lanes, windows, begin, end);
+  return {lanes.sum(), count};
 }
 
 /// Documents one by one: no table, so the number of groups does not matter.
@@ -307,11 +414,12 @@ void reduce_segments(const ReduceArgs& args, const Chunk& chunk, const LiveToken
     DocumentBlock documents(args.segments, chunk);
     pieces.size = 0;
     while (documents.advance()) {
+      const std::int32_t mean = documents.mean_size();
       for (int i = 0; i < documents.count(); ++i) {
         const std::int32_t begin = documents.begin(i), end = documents.end(i);
-        if (begin >= end) continue;
+        if (begin == end) continue;
         const std::int64_t segment = documents.segment(i);
-        const PieceSum piece = sum_piece<Isa>(values, live, windows, begin, end);
+        const PieceSum piece = sum_piece<typename Isa::template Lanes<V>>(values, live, windows, begin, end, mean);
         const auto bound = [&](std::int64_t d) {
           return local_offset(args.segments.map, load_index(args.segments.offsets, d));
         };

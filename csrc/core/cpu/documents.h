@@ -57,9 +57,12 @@ class DocumentBlock {
   std::int64_t segment(int i) const { return first_ + i; }
   std::int64_t group(int i) const { return group_of(segments_, first_ + i); }
 
-  /// Tokens [begin, end) of the i-th segment, relative to the chunk's first; begin >= end: nothing here.
+  /// Tokens [begin, end) of the i-th segment, relative to the chunk's first; never decreasing, whatever the offsets.
   std::int32_t begin(int i) const { return position_[i]; }
   std::int32_t end(int i) const { return position_[i + 1]; }
+
+  /// Tokens of a segment, on average, rounded down.
+  std::int32_t mean_size() const { return (end(count_ - 1) - begin(0)) / count_; }
 
  private:
   template <class Index>
@@ -78,6 +81,11 @@ class DocumentBlock {
         position_[i] = static_cast<std::int32_t>(clamp(local - chunk_.begin, 0, size));
       }
     }
+    bool sorted = true;
+    for (int i = 0; i < count_; ++i) sorted &= position_[i] <= position_[i + 1];
+    if (sorted) return;
+    for (int i = 0; i < count_; ++i)
+      position_[i + 1] = position_[i] < position_[i + 1] ? position_[i + 1] : position_[i];
   }
 
   const Segments& segments_;

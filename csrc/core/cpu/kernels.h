@@ -15,14 +15,14 @@ struct Chunk {
   std::int32_t size;
 };
 
-constexpr int kLanes = 16;  ///< float64 accumulators per sum; the lane of a token is its position mod 16
+constexpr int kLanes = 16;  ///< float64 accumulators of a sum
 
-/// Which tokens of a chunk are live: bit t % 16 of windows[t / 16]; bits behind the last token are 0. Masks are read
-/// once, whatever the number of rows, and the loops over values know nothing of mask types. Four windows make a block,
-/// so that 64 bits can be written and read at once.
+/// Which tokens of a chunk are live: bit t % 8 of bytes[t / 8]; bits behind the last token are 0. Masks are read once,
+/// whatever the number of rows, and the loops over values know nothing of mask types.
 struct LiveTokens {
-  static constexpr std::uint32_t kBlock = 64;  ///< tokens
-  std::uint16_t* windows;                      ///< [4 * blocks]
+  static constexpr std::uint32_t kBlock = 64;  ///< tokens, whose bits are written at once
+  static constexpr std::int64_t size(std::int64_t tokens) { return (tokens / kBlock + 2) * 8; }
+  std::uint8_t* bytes;  ///< [size(tokens)]: eight bytes can be read from every token's on
 };
 
 /// The groups that occur in one chunk, in order of first appearance.

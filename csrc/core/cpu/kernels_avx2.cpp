@@ -59,19 +59,27 @@ struct Avx2 {
   template <class V>
   struct Lanes {
     __m256d sums[4];
+    Lanes() {
+      for (__m256d& s : sums) s = _mm256_setzero_pd();
+    }
     explicit Lanes(const double* from) {
       for (int i = 0; i < 4; ++i) sums[i] = _mm256_loadu_pd(from + 4 * i);
     }
     void add(const V* values, std::uint32_t live) {
-      const __m256i bit = _mm256_set_epi64x(8, 4, 2, 1);
+      const __m256i bits = _mm256_set1_epi64x(live);
       for (int i = 0; i < 4; ++i) {
-        const __m256i bits = _mm256_set1_epi64x(static_cast<std::int64_t>(live >> (4 * i)));
+        const __m256i bit = _mm256_slli_epi64(_mm256_set_epi64x(8, 4, 2, 1), 4 * i);
         const __m256i select = _mm256_cmpeq_epi64(_mm256_and_si256(bits, bit), bit);
         sums[i] = _mm256_add_pd(sums[i], _mm256_and_pd(widen(values + 4 * i), _mm256_castsi256_pd(select)));
       }
     }
     void store(double* to) const {
       for (int i = 0; i < 4; ++i) _mm256_storeu_pd(to + 4 * i, sums[i]);
+    }
+    double sum() const {
+      const __m256d s4 = _mm256_add_pd(_mm256_add_pd(sums[0], sums[2]), _mm256_add_pd(sums[1], sums[3]));
+      const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+      return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
     }
   };
 };

@@ -51,6 +51,7 @@ struct Avx512 {
   template <class V>
   struct Lanes {
     __m512d low, high;
+    Lanes() : low(_mm512_setzero_pd()), high(_mm512_setzero_pd()) {}
     explicit Lanes(const double* from) : low(_mm512_loadu_pd(from)), high(_mm512_loadu_pd(from + 8)) {}
     void add(const V* values, std::uint32_t live) {
       low = _mm512_add_pd(low, load(values, static_cast<__mmask8>(live)));
@@ -59,6 +60,12 @@ struct Avx512 {
     void store(double* to) const {
       _mm512_storeu_pd(to, low);
       _mm512_storeu_pd(to + 8, high);
+    }
+    double sum() const {
+      const __m512d s8 = _mm512_add_pd(low, high);
+      const __m256d s4 = _mm256_add_pd(_mm512_castpd512_pd256(s8), _mm512_extractf64x4_pd(s8, 1));
+      const __m128d s2 = _mm_add_pd(_mm256_castpd256_pd128(s4), _mm256_extractf128_pd(s4, 1));
+      return _mm_cvtsd_f64(_mm_add_sd(s2, _mm_unpackhi_pd(s2, s2)));
     }
   };
 };

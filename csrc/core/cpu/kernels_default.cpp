@@ -16,15 +16,26 @@ struct Default {
 
   template <class V>
   struct Lanes {
-    double sums[kLanes];
+    double sums[kLanes] = {};
+    Lanes() = default;
     explicit Lanes(const double* from) {
       for (int j = 0; j < kLanes; ++j) sums[j] = from[j];
     }
     void add(const V* values, std::uint32_t live) {
-      for (int j = 0; j < kLanes; ++j) sums[j] += live >> j & 1 ? to_double(values[j]) : 0.0;
+      for (; live != 0; live &= live - 1) {
+        const int j = __builtin_ctz(live);
+        sums[j] += to_double(values[j]);
+      }
     }
     void store(double* to) const {
       for (int j = 0; j < kLanes; ++j) to[j] = sums[j];
+    }
+    double sum() const {
+      double s[8];
+      for (int j = 0; j < 8; ++j) s[j] = sums[j] + sums[j + 8];
+      for (int j = 0; j < 4; ++j) s[j] += s[j + 4];
+      for (int j = 0; j < 2; ++j) s[j] += s[j + 2];
+      return s[0] + s[1];
     }
   };
 };

@@ -77,11 +77,10 @@ struct Totals {
 
 /// Every worker's bits of the chunk that it works on.
 LiveTokens* take_live_tokens(Arena& arena, const Sizes& sizes) {
-  const std::int64_t blocks = (sizes.chunks.size + LiveTokens::kBlock - 1) / LiveTokens::kBlock;
   LiveTokens* live = arena.take<LiveTokens>(sizes.workers);
   for (int i = 0; i < sizes.workers; ++i) {
-    std::uint16_t* windows = arena.take<std::uint16_t>(4 * blocks);
-    if (live) live[i] = {windows};
+    std::uint8_t* bytes = arena.take<std::uint8_t>(LiveTokens::size(sizes.chunks.size));
+    if (live) live[i] = {bytes};
   }
   return live;
 }
@@ -236,7 +235,7 @@ void count(const ReduceArgs& args, const Sizes& sizes, const LiveTokens& live, F
         const std::int64_t group = documents.group(d);
         if (group < 0) continue;
         for (std::int32_t t = documents.begin(d); t < documents.end(d); ++t) {
-          args.counts[group] += live.windows[t / kLanes] >> t % kLanes & 1;
+          args.counts[group] += live.bytes[t / 8] >> t % 8 & 1;
         }
       }
     }

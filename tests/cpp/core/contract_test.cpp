@@ -51,6 +51,43 @@ TEST(Reduce, SameBitsForEveryInstructionSetAndWorkerCount) {
   }
 }
 
+/// Every way that documents of some length go, over the border of two chunks. What belongs to group 0 is NaN: a kernel
+/// that reads past a document's end must not use what it finds.
+TEST(Reduce, DocumentsOfAnyLength) {
+  unsigned seed = 1000;
+  for (const std::int64_t length : {1, 2, 4, 8, 12, 14, 40, 250, 300, 3000}) {
+    for (const std::int64_t groups : {std::int64_t{2}, std::int64_t{32}, std::int64_t{33}, std::int64_t{5000}}) {
+      Problem p = random_problem(++seed, 16384 + 77, (16384 + 77) / length, groups);
+      Result expected{std::vector<double>(static_cast<std::size_t>(p.rows * groups), 0.0),
+                      std::vector<std::int64_t>(static_cast<std::size_t>(groups), 0)};
+      for (float& value : p.values) value = static_cast<float>(seed++ % 7);
+      for (std::int64_t d = 0; d < p.segments(); ++d) {
+        const std::size_t at = static_cast<std::size_t>(d);
+        const std::int64_t group = p.ids[at];
+        for (std::int64_t t = p.offsets[at]; t < p.offsets[at + 1]; ++t) {
+          for (std::int64_t row = 0; row < p.rows; ++row) {
+            float& value = p.values[static_cast<std::size_t>(row * p.tokens() + t)];
+            if (group == 0) value = std::numeric_limits<float>::quiet_NaN();
+            if (group > 0 && p.mask[static_cast<std::size_t>(t)]) {
+              expected.sums[static_cast<std::size_t>(row * groups + group)] += value;
+            }
+          }
+          if (group >= 0) expected.counts[static_cast<std::size_t>(group)] += p.mask[static_cast<std::size_t>(t)];
+        }
+      }
+      for (const CpuCapability capability : capabilities()) {
+        Result result = reduce(p, capability, threads(2));
+        for (std::int64_t row = 0; row < p.rows; ++row) {
+          double& sum = result.sums[static_cast<std::size_t>(row * groups)];
+          EXPECT_EQ(std::isnan(sum), expected.counts[0] > 0);
+          sum = 0.0;
+        }
+        EXPECT_EQ(result, expected) << length << " tokens, " << groups << " groups";
+      }
+    }
+  }
+}
+
 TEST(Reduce, DeadTokensAreNeverUsed) {
   for (const CpuCapability capability : capabilities()) {
     for (std::int64_t tokens = 1; tokens < 70; ++tokens) {
