@@ -59,10 +59,18 @@ def markdown(results: Results) -> str:
         if others:
             text += f"; other processes had {others[0]:.1%} to {others[-1]:.1%} of the machine"
         lines += [f"{text}.", ""]
-    skipped = sorted({f"{name}: {why}" for row in results.rows for name, why in row.skipped.items()})
-    if skipped:
+    if skipped := left_out(results.rows):
         lines += ["Left out:", "", *(f"* {line}" for line in skipped), ""]
     return "\n".join(lines)
+
+
+def left_out(rows: list[Row]) -> list[str]:
+    """Who and why, and in which cases if not in all."""
+    cases: dict[str, list[str]] = {}
+    for row in rows:
+        for name, why in row.skipped.items():
+            cases.setdefault(f"{name}: {why}", []).append(row.case)
+    return [what if len(of) == len(rows) else f"{what} ({'; '.join(of)})" for what, of in sorted(cases.items())]
 
 
 def table(rows: list[Row], cell: Callable[[Row, str], str]) -> list[str]:

@@ -333,6 +333,10 @@ class TestResults:
         for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
+    def test_left_out_in_some_cases(self):
+        other = dataclasses.replace(row("other"), skipped={"peer": "is not installed", "loop": "wrong: off by 1.0e-04"})
+        assert report.left_out([row(), other]) == ["loop: wrong: off by 1.0e-04 (other)", "peer: is not installed"]
+
     def test_noise_is_shown(self, capsys):
         report.print_row("own", row())
         assert "noisy" not in capsys.readouterr().out
