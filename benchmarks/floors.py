@@ -20,14 +20,14 @@ def where_sum(case: Case) -> Call:
 
 
 def nothing(case: Case) -> Call:
-    """An operator that returns at once, called with the same arguments: Python and torch's dispatcher alone."""
+    """An operator that returns at once, with the arguments that segscatter's wrapper passes on: torch's part alone."""
     operator = native.operators().nothing.default
+    options = {"mask": case.mask}
+    if case.ignore_index:
+        options["ignore_index"] = case.ignore_index
 
     def call():
-        operator(
-            case.losses, case.cu_seqlens, case.group_ids, case.num_groups, mask=case.mask,
-            ignore_index=case.ignore_index, cp_layout="none", cp_size=1, cp_rank=0, dtype=None,
-        )  # fmt: skip
+        operator(case.losses, case.cu_seqlens, case.group_ids, case.num_groups, **options)
 
     return call
 
