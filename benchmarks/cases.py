@@ -30,9 +30,12 @@ class Case:
         return self.losses.shape[-1]
 
     @property
-    def plain(self) -> bool:
-        """Whether the baselines can do it: one row, and a bool mask."""
-        return self.losses.dim() == 1 and self.mask.dtype == torch.bool
+    def device(self) -> str:
+        return self.losses.device.type
+
+    def live(self) -> Tensor:
+        """The mask as bool; made anew, as who has labels must, unless it is bool already."""
+        return self.mask if self.mask.dtype == torch.bool else self.mask != self.ignore_index
 
     @property
     def names(self) -> list[str]:
@@ -97,7 +100,7 @@ def make_case(
     cu_seqlens = np.concatenate([[0], np.cumsum(cut)])
     count = len(cut)
     group_ids = np.arange(count) % 2 if ids == "alternating" else rng.integers(0, num_groups, count)
-    live = torch.from_numpy(rng.random(num_tokens) < density)
+    live = torch.from_numpy(rng.random(num_tokens, dtype=np.float32) < density)
     mask = torch.where(live, torch.from_numpy(rng.integers(0, 32000, num_tokens)), -100) if labels else live
     shape = (rows, num_tokens) if rows else (num_tokens,)
     losses = torch.from_numpy(rng.random(shape, dtype=np.float32) * 2).to(dtype)
@@ -113,11 +116,26 @@ def make_case(
     )
 
 
-def right_answer(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Sums (float64, ``[G]`` or ``[K, G]``) and counts, by numpy, sharing nothing with what is measured."""
+@dataclass(frozen=True)
+class Answer:
+    """Sums and magnitudes (sums of absolute values) are float64, ``[G]`` or ``[K, G]``; counts ``[G]``."""
+
+    sums: np.ndarray
+    magnitudes: np.ndarray
+    counts: np.ndarray
+
+
+def right_answer(case: Case) -> Answer:
+    """In float64, by numpy, sharing nothing with what is measured."""
     groups = np.repeat(case.group_ids.cpu().numpy(), np.diff(case.cu_seqlens.cpu().numpy()))
     live = case.mask.cpu().numpy() != case.ignore_index
-    rows = np.atleast_2d(case.losses.double().cpu().numpy())
-    sums = [np.bincount(groups[live], weights=row[live], minlength=case.num_groups) for row in rows]
-    counts = np.bincount(groups[live], minlength=case.num_groups)
-    return np.stack(sums).reshape(*case.losses.shape[:-1], case.num_groups), counts
+    groups = groups[live]
+    every_row = case.losses.cpu().reshape(-1, case.num_tokens)
+    rows = [row[torch.from_numpy(live)].double().numpy() for row in every_row]
+    shape = (*case.losses.shape[:-1], case.num_groups)
+
+    def by_group(rows: list[np.ndarray]) -> np.ndarray:
+        return np.stack([np.bincount(groups, weights=row, minlength=case.num_groups) for row in rows]).reshape(shape)
+
+    magnitudes = by_group([np.abs(row) for row in rows])
+    return Answer(by_group(rows), magnitudes, np.bincount(groups, minlength=case.num_groups))

@@ -6,14 +6,19 @@ With one thread on the CPU the clock is that thread's CPU time, which other proc
 
 from __future__ import annotations
 
+import gc
+import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
 
 QUIET_SHARE = 0.25
+FEWEST_SAMPLES = 3
 
 
 @dataclass(frozen=True)
@@ -32,23 +37,23 @@ class Timing:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure, and which methods not. One slower than ``slow_us`` takes part in every tenth round only."""
+    """How much to measure, and which methods not.
+
+    round_us: a short method is called again and again within a round until it has taken about this long. slow_us: a
+    method slower than this is not warmed up, and takes part in every tenth round only where others are faster. seconds:
+    of a case; it may take longer, since every method is measured FEWEST_SAMPLES times in any case.
+    """
 
     rounds: int = 200
     round_us: float = 300.0
     slow_us: float = 20_000.0
     warmup: int = 3
-    seconds: float = 20.0
+    seconds: float = 10.0
     without: tuple[str, ...] = ()
 
     @classmethod
     def quick(cls) -> Effort:
-        return cls(rounds=5, round_us=50.0, warmup=1, seconds=1.0)
-
-
-def quantile(values: list[float], q: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+        return cls(rounds=5, round_us=50.0, warmup=1, seconds=0.5)
 
 
 def time_calls(call: Callable[[], object], calls: int, device: str) -> float:
@@ -64,6 +69,18 @@ def time_calls(call: Callable[[], object], calls: int, device: str) -> float:
     return (clock() - begin) / calls * 1e6
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def compare(
     methods: dict[str, Callable[[], object]],
     device: str,
@@ -74,33 +91,42 @@ def compare(
 
     before_each: untimed work before every single call, such as emptying caches.
     """
-    calls, every = {}, {}
+    calls, slow = {}, set()
     for name, method in methods.items():
-        for _ in range(effort.warmup):
-            method()
-        estimate = min(time_calls(method, 1, device) for _ in range(2))
+        estimate = time_calls(method, 1, device)
+        if estimate > effort.slow_us:
+            slow.add(name)
+        else:
+            for _ in range(effort.warmup):
+                method()
+            estimate = min(time_calls(method, 1, device) for _ in range(2))
         calls[name] = 1 if before_each else max(1, min(50, int(effort.round_us / max(estimate, 0.1))))
-        every[name] = 10 if estimate > effort.slow_us and effort.rounds > 10 else 1
+    rare = slow if len(slow) < len(methods) and effort.rounds > 10 * FEWEST_SAMPLES else set()
     samples: dict[str, dict[int, float]] = {name: {} for name in methods}
-    order = list(methods)
+    order, shuffle = list(methods), random.Random(0).shuffle
     end = time.perf_counter() + effort.seconds
-    for i in range(effort.rounds):
-        if i >= 5 and time.perf_counter() > end:
-            break
-        order = order[1:] + order[:1]  # nobody always runs after the same neighbour
-        for name in order:
-            if i % every[name]:
-                continue
-            if before_each:
-                before_each()
-            else:
-                methods[name]()  # brings its own data and threads back
-            samples[name][i] = time_calls(methods[name], calls[name], device)
+    with _no_garbage_collection():
+        for i in range(effort.rounds):
+            if time.perf_counter() > end and min(map(len, samples.values())) >= FEWEST_SAMPLES:
+                break
+            shuffle(order)  # nobody always runs after the same neighbour
+            for name in order:
+                if name in rare and i % 10:
+                    continue
+                if before_each:
+                    before_each()
+                elif name not in slow:
+                    methods[name]()  # brings its own data and threads back
+                samples[name][i] = time_calls(methods[name], calls[name], device)
     return summarize(samples)
 
 
 def summarize(samples: dict[str, dict[int, float]]) -> dict[str, Timing]:
-    """A round's noise is the mean, over its methods, of time / the method's median; the quietest quarter is quiet."""
+    """samples: of every method, round -> microseconds.
+
+    A round's noise is the mean, over its methods, of time / the method's median: one number for all methods, so that
+    the quietest quarter is the same for everyone and favours nobody.
+    """
     medians = {name: statistics.median(times.values()) for name, times in samples.items()}
     noise: dict[int, list[float]] = {}
     for name, times in samples.items():
@@ -111,12 +137,12 @@ def summarize(samples: dict[str, dict[int, float]]) -> dict[str, Timing]:
     for name, times in samples.items():
         present = [i for i in ranked if i in times]
         quiet = present[: max(1, int(len(present) * QUIET_SHARE))]
-        values = list(times.values())
+        p10, p90 = np.quantile(list(times.values()), [0.1, 0.9])
         result[name] = Timing(
             quiet=statistics.median(times[i] for i in quiet),
             median=medians[name],
-            p10=quantile(values, 0.1),
-            p90=quantile(values, 0.9),
-            rounds=len(values),
+            p10=float(p10),
+            p90=float(p90),
+            rounds=len(times),
         )
     return result

@@ -13,17 +13,13 @@ Contenders, on the same tokens:
 * reducer: a ``SampleReducer`` that is there already;
 * built: the same, built anew from S masks before every call (trainers build one for some ten metrics).
 
-Contenders take turns, round by round, and medians are shown. On the CPU with one thread, the clock is that thread's CPU
-time, which other processes do not distort; else it is wall time.
+Contenders take turns, round by round, and medians are shown; :mod:`benchmarks.harness` has the clock.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +29,7 @@ from segscatter import segment_gather, segment_scatter_reduce, sum_of_segment_me
 from segscatter.rl import SampleReducer
 from torch import Tensor
 
-MINIMUM_SECONDS = 1e-3  # of a measurement: short calls are repeated
+from .harness import Effort, compare
 
 
 @dataclass
@@ -93,35 +89,13 @@ def forward_backward(function: Callable[[Tensor], Tensor], values: Tensor) -> No
     function(values).sum().backward()
 
 
-def clock(device: torch.device) -> Callable[[], float]:
-    return time.thread_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+DIRECTIONS = {"forward": forward, "forward_backward": forward_backward}
 
 
 def measure(calls: dict[str, Callable[[], None]], device: torch.device, rounds: int) -> dict[str, float]:
     """Median seconds of every call."""
-    now = clock(device)
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-
-    def seconds(call: Callable[[], None], repeats: int) -> float:
-        synchronize()
-        start = now()
-        for _ in range(repeats):
-            call()
-        synchronize()
-        return (now() - start) / repeats
-
-    repeats = {}
-    for name, call in calls.items():
-        seconds(call, 2)  # warms up
-        repeats[name] = max(1, round(MINIMUM_SECONDS / max(seconds(call, 1), 1e-6)))
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    gc.collect()
-    gc.disable()
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(seconds(call, repeats[name]))
-    gc.enable()
-    return {name: statistics.median(values) for name, values in times.items()}
+    effort = Effort(rounds=rounds, round_us=1000, slow_us=float("inf"), seconds=float("inf"))
+    return {name: timing.median * 1e-6 for name, timing in compare(calls, device.type, effort).items()}
 
 
 def cases(
@@ -133,8 +107,8 @@ def cases(
         wanted = contenders["loop"][0](contenders["loop"][1])
         for function, values in contenders.values():
             torch.testing.assert_close(function(values), wanted, rtol=1e-4, atol=1e-3)
-        for direction in (forward, forward_backward):
-            sizes = {"T": num_tokens, "S": num_samples, "K": num_metrics, "pass": direction.__name__}
+        for name, direction in DIRECTIONS.items():
+            sizes = {"T": num_tokens, "S": num_samples, "K": num_metrics, "pass": name}
             yield sizes, {name: partial(direction, *contender) for name, contender in contenders.items()}
 
 

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Baseline and floors on a GPU: cub::DeviceSegmentedReduce over documents, and a kernel that does nothing.
-#include <ATen/cuda/CUDAContext.h>
-#include <torch/extension.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
 
 #include <thrust/iterator/counting_iterator.h>
 #include <thrust/iterator/transform_iterator.h>
@@ -26,10 +29,11 @@ struct LiveToken {
 __global__ void empty() {}
 
 void empty_kernel() {
-  empty<<<1, 32, 0, at::cuda::getCurrentCUDAStream()>>>();
+  empty<<<1, 32, 0, c10::cuda::getCurrentCUDAStream()>>>();
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-/// [S, 2] float32 sums and counts of documents.
+/// [S, 2] float32 sums and counts of documents, from float32 losses, a bool mask and int32 offsets.
 at::Tensor segmented_reduce(const at::Tensor& losses, const at::Tensor& mask, const at::Tensor& cu_seqlens) {
   const int num_segments = static_cast<int>(cu_seqlens.numel() - 1);
   at::Tensor out = at::empty({num_segments, 2}, losses.options());
@@ -40,7 +44,7 @@ at::Tensor segmented_reduce(const at::Tensor& losses, const at::Tensor& mask, co
   const auto run = [&](void* workspace, size_t& bytes) {
     C10_CUDA_CHECK(cub::DeviceSegmentedReduce::Reduce(workspace, bytes, input, result, num_segments, offsets,
                                                       offsets + 1, Add{}, SumAndCount{0.f, 0.f},
-                                                      at::cuda::getCurrentCUDAStream()));
+                                                      c10::cuda::getCurrentCUDAStream()));
   };
   size_t bytes = 0;
   run(nullptr, bytes);
@@ -51,7 +55,7 @@ at::Tensor segmented_reduce(const at::Tensor& losses, const at::Tensor& mask, co
 
 }  // namespace
 
-PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+TORCH_LIBRARY_FRAGMENT(segscatter_benchmark, m) {
   m.def("empty_kernel", &empty_kernel);
   m.def("segmented_reduce", &segmented_reduce);
 }
