@@ -1,38 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch.vmap of the operators that return something. Where only values (or sources) are batched, the batch becomes more
-// rows of one call; where other arguments are batched too, every element of the batch is a call. The operator that
-// works in place is left to torch's loop.
-#include <ATen/functorch/PlumbingHelper.h>
+// torch.vmap. Where only values (or sources) are batched, the batch becomes more rows of one call; where other
+// arguments are batched too, every element of the batch is a call. In place, every element adds to its own sums and
+// counts.
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <initializer_list>
 
 #include "ops.h"
 
 namespace segscatter {
 namespace {
 
-/// An argument as the current level of vmap sees it: the tensor, and which of its dimensions is the batch, if any.
-struct Argument {
-  at::Tensor tensor;
-  std::optional<int64_t> batch;
-
-  at::Tensor element(int64_t i) const { return batch ? tensor.select(*batch, i) : tensor; }
-};
-
+/// The innermost vmap among those that the tensors of a call belong to. While it lives, calls of operators concern the
+/// vmaps around it.
 class Level {
  public:
-  Level() : below_(c10::DispatchKey::FuncTorchBatched), id_(at::functorch::maybeCurrentDynamicLayer()->layerId()) {}
-
-  Argument unwrap(const at::Tensor& tensor) const {
-    auto [value, batch] = at::functorch::unwrapTensorAtLevel(tensor, id_);
-    return {std::move(value), batch};
+  explicit Level(std::initializer_list<const at::Tensor*> tensors) : below_(c10::DispatchKey::FuncTorchBatched) {
+    for (const at::Tensor* tensor : tensors) {
+      if (const auto* batched = tensor ? at::functorch::maybeGetBatchedImpl(*tensor) : nullptr) {
+        id_ = std::max(id_, batched->level());
+      }
+    }
   }
-  Argument unwrap(const OptionalTensor& tensor) const { return tensor ? unwrap(*tensor) : Argument{}; }
+  int64_t id() const { return id_; }
   at::Tensor wrap(const at::Tensor& tensor) const { return at::functorch::makeBatched(tensor, 0, id_); }
 
  private:
   const c10::impl::ExcludeDispatchKeyGuard below_;
-  const int64_t id_;
+  int64_t id_ = -1;
+};
+
+const at::Tensor* pointer(const OptionalTensor& tensor) {
+  return tensor ? &*tensor : nullptr;
+}
+
+/// An argument as the level sees it: the tensor, and which of its dimensions is the batch, if any.
+struct Argument {
+  at::Tensor tensor;
+  std::optional<int64_t> batch;
+
+  Argument(const Level& level, const at::Tensor* given) {
+    if (!given) return;
+    const auto* batched = at::functorch::maybeGetBatchedImpl(*given);
+    const bool here = batched && batched->level() == level.id();
+    tensor = here ? batched->value() : *given;
+    if (here) batch = batched->bdim();
+  }
+  at::Tensor element(int64_t i) const { return batch ? tensor.select(*batch, i) : tensor; }
 };
 
 /// The arguments of one call.
@@ -41,12 +58,11 @@ struct Call {
 
   Call(const Level& level, const at::Tensor& rows_, const at::Tensor& cu_seqlens_, const OptionalTensor& group_ids_,
        const OptionalTensor& mask_)
-      : rows(level.unwrap(rows_)),
-        cu_seqlens(level.unwrap(cu_seqlens_)),
-        group_ids(level.unwrap(group_ids_)),
-        mask(level.unwrap(mask_)) {}
+      : rows(level, &rows_),
+        cu_seqlens(level, &cu_seqlens_),
+        group_ids(level, pointer(group_ids_)),
+        mask(level, pointer(mask_)) {}
 
-  bool any_batched() const { return rows.batch || cu_seqlens.batch || group_ids.batch || mask.batch; }
   /// Whether the batch can become rows: of [T] or [K, T]. Other shapes are for the operator to refuse.
   bool one_call() const {
     return !cu_seqlens.batch && !group_ids.batch && !mask.batch && (rows.tensor.dim() == 2 || rows.tensor.dim() == 3);
@@ -77,14 +93,13 @@ std::tuple<at::Tensor, at::Tensor> reduce_batched(const at::Tensor& values, cons
                                                   const OptionalTensor& mask, int64_t ignore_index,
                                                   std::string_view cp_layout, int64_t cp_size, int64_t cp_rank,
                                                   OptionalDtype dtype) {
-  const Level level;
+  const Level level({&values, &cu_seqlens, pointer(group_ids), pointer(mask)});
   const Call call(level, values, cu_seqlens, group_ids, mask);
   const auto reduce = [&](const at::Tensor& rows, const at::Tensor& offsets, const OptionalTensor& ids,
                           const OptionalTensor& live) {
     return segment_scatter_reduce(rows, offsets, ids, num_groups, live, ignore_index, cp_layout, cp_size, cp_rank,
                                   dtype);
   };
-  if (!call.any_batched()) return reduce(values, cu_seqlens, group_ids, mask);
   if (call.one_call()) {
     auto [sums, counts] = reduce(call.all_rows(), cu_seqlens, group_ids, mask);
     return {level.wrap(call.restore(sums)), std::move(counts)};
@@ -99,16 +114,34 @@ std::tuple<at::Tensor, at::Tensor> reduce_batched(const at::Tensor& values, cons
   return {level.wrap(at::stack(all_sums)), level.wrap(at::stack(all_counts))};
 }
 
+void accumulate_batched(at::Tensor& sums, at::Tensor& counts, const at::Tensor& values, const at::Tensor& cu_seqlens,
+                        const OptionalTensor& group_ids, const OptionalTensor& mask, int64_t ignore_index,
+                        std::string_view cp_layout, int64_t cp_size, int64_t cp_rank) {
+  const Level level({&sums, &counts, &values, &cu_seqlens, pointer(group_ids), pointer(mask)});
+  const Call call(level, values, cu_seqlens, group_ids, mask);
+  const Argument all_sums(level, &sums), all_counts(level, &counts);
+  const char* without = all_sums.batch ? "counts has" : all_counts.batch ? "sums has" : "both have";
+  TORCH_CHECK_VALUE(all_sums.batch && all_counts.batch,
+                    "segment_scatter_accumulate_: inside torch.vmap, sums and counts must both have the batch "
+                    "dimension, since every element adds to its own, but ",
+                    without, " none; segment_scatter_reduce needs none");
+  for (int64_t i = 0; i < all_sums.tensor.size(*all_sums.batch); ++i) {
+    at::Tensor into = all_sums.element(i), number = all_counts.element(i);
+    segment_scatter_accumulate_(into, number, call.rows.element(i), call.cu_seqlens.element(i),
+                                element(group_ids, call.group_ids, i), element(mask, call.mask, i), ignore_index,
+                                cp_layout, cp_size, cp_rank);
+  }
+}
+
 at::Tensor gather_batched(const at::Tensor& source, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
                           c10::SymInt num_tokens, const OptionalTensor& mask, int64_t ignore_index,
                           std::string_view cp_layout, int64_t cp_size, int64_t cp_rank, OptionalDtype dtype) {
-  const Level level;
+  const Level level({&source, &cu_seqlens, pointer(group_ids), pointer(mask)});
   const Call call(level, source, cu_seqlens, group_ids, mask);
   const auto gather = [&](const at::Tensor& rows, const at::Tensor& offsets, const OptionalTensor& ids,
                           const OptionalTensor& live) {
     return segment_gather(rows, offsets, ids, num_tokens, live, ignore_index, cp_layout, cp_size, cp_rank, dtype);
   };
-  if (!call.any_batched()) return gather(source, cu_seqlens, group_ids, mask);
   if (call.one_call()) return level.wrap(call.restore(gather(call.all_rows(), cu_seqlens, group_ids, mask)));
   std::vector<at::Tensor> all;
   for (int64_t i = 0; i < call.batch_size(); ++i) {
@@ -123,5 +156,6 @@ at::Tensor gather_batched(const at::Tensor& source, const at::Tensor& cu_seqlens
 
 TORCH_LIBRARY_IMPL(segscatter, FuncTorchBatched, m) {
   m.impl("segment_scatter_reduce", segscatter::reduce_batched);
+  m.impl("segment_scatter_accumulate_", segscatter::accumulate_batched);
   m.impl("segment_gather", segscatter::gather_batched);
 }

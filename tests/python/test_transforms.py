@@ -83,6 +83,22 @@ def test_vmap_is_one_call_for_rows() -> None:
     assert calls == [(10, 50)]
 
 
+def test_vmap_in_place() -> None:
+    def add(sums: Tensor, counts: Tensor, values: Tensor, mask: Tensor) -> None:
+        segscatter.segment_scatter_accumulate_(sums, counts, values, CU, IDS, mask=mask)
+
+    values, mask = torch.randn(4, 50), torch.rand(4, 50) < 0.5
+    sums, counts = torch.ones(4, 3, dtype=torch.float64), torch.ones(4, 3, dtype=torch.int64)
+    want, want_counts = sums.clone(), counts.clone()
+    for element in zip(want, want_counts, values, mask, strict=True):
+        add(*element)
+    vmap(lambda *arguments: (add(*arguments), arguments[2])[1])(sums, counts, values, mask)
+    assert torch.equal(sums, want)
+    assert torch.equal(counts, want_counts)
+    with pytest.raises(ValueError, match=r"sums and counts must both have the batch dimension.* but counts has none"):
+        vmap(lambda s, v: (add(s, counts[0], v, MASK), v)[1])(sums, values)
+
+
 def test_nested_vmap() -> None:
     values = torch.randn(3, 4, 50)
     sums, counts = vmap(vmap(reduce))(values)
