@@ -101,6 +101,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   for (std::size_t g = 0; g < num_channels; ++g) {
+    if (counts[g] == 0) continue;  // nothing to take a mean of
     std::printf("%s %.9g %lld\n", packed.channels[g].c_str(), sums[g] / static_cast<double>(counts[g]),
                 static_cast<long long>(counts[g]));
   }

@@ -13,7 +13,7 @@ cd "$(dirname "$0")/../.."
 
 tests=(tests/python)
 if [ "${1:-}" = --quick ]; then
-  tests=(tests/python/test_{ops,autograd,compile,errors,load}.py)
+  tests=(tests/python/test_{ops,autograd,compile,errors,load,transforms}.py)
   shift
 fi
 if [ $# = 0 ]; then
@@ -44,7 +44,7 @@ table() {
 try() {
   local spec=$1 folder=$2 python begin=$SECONDS installed="-" built facts outcome
   mkdir -p "$folder"
-  if [[ $spec == */* ]]; then
+  if [ -x "$spec" ]; then
     python=$spec
   else
     local base=python3
