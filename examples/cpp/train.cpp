@@ -5,9 +5,11 @@
 //
 // One call gives both the training loss, through autograd, and the channels' sums, which are added up between logs.
 #include <segscatter/segscatter.h>
-#include <torch/torch.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 
 #include "packed_text.h"

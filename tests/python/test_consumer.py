@@ -30,11 +30,16 @@ def run(*command: object) -> str:
     return done.stdout
 
 
-def build_and_test(project: Path, tree: Path, *options: str, prefixes: list[object]) -> dict[str, list[str]]:
-    """Configures, builds and tests a project; returns the lines that every test printed."""
-    run("cmake", "-S", project, "-B", tree, f"-DCMAKE_PREFIX_PATH={';'.join(map(str, prefixes))}", *options)
+def configure(project: str, tree: Path, *options: str, prefixes: list[object]) -> Path:
+    """Configures a project of this repository in ``tree``, which it returns."""
+    run("cmake", "-S", ROOT / project, "-B", tree, f"-DCMAKE_PREFIX_PATH={';'.join(map(str, prefixes))}", *options)
     if "CUDA_nvrtc_LIBRARY:FILEPATH=CUDA_nvrtc_LIBRARY-NOTFOUND" in (tree / "CMakeCache.txt").read_text():
         pytest.skip("torch's CMake configuration links NVRTC, which this CUDA Toolkit lacks")
+    return tree
+
+
+def build_and_test(tree: Path) -> dict[str, list[str]]:
+    """Builds a configured project and runs its tests; returns the lines that each of them printed."""
     run("cmake", "--build", tree, "--parallel", JOBS)
     said = run("ctest", "--test-dir", tree, "--no-tests=error", "-V")
     printed: dict[str, list[str]] = {}
@@ -63,27 +68,25 @@ def test_core_without_torch_from_cmake_install(tmp_path: Path) -> None:
     run("cmake", "-S", ROOT, "-B", tmp_path / "build", *build)
     run("cmake", "--build", tmp_path / "build", "--parallel", JOBS)
     run("cmake", "--install", tmp_path / "build")
-    printed = build_and_test(
-        ROOT / "tests" / "consumer", tmp_path / "consumer", "-DCOMPONENTS=core", prefixes=[tmp_path / "installed"]
-    )
-    assert list(printed) == ["core"]
+    tree = configure("tests/consumer", tmp_path / "consumer", "-DCOMPONENTS=core", prefixes=[tmp_path / "installed"])
+    assert list(build_and_test(tree)) == ["core"]
 
 
 @needs_toolkit
 def test_consumer_from_the_package(tmp_path: Path) -> None:
     prefixes = [segscatter.cmake_prefix_path, torch.utils.cmake_prefix_path]
-    printed = build_and_test(ROOT / "tests" / "consumer", tmp_path, "-DCOMPONENTS=core;torch", prefixes=prefixes)
-    assert list(printed) == ["core", "torch"]
+    tree = configure("tests/consumer", tmp_path, "-DCOMPONENTS=core;torch", prefixes=prefixes)
+    assert list(build_and_test(tree)) == ["core", "torch"]
 
 
 def test_torch_is_an_error_only_where_it_is_required(tmp_path: Path, installed: Path) -> None:
     """No LibTorch among the prefixes: examples/cpp makes do with the core, a consumer of torch is told what to add."""
-    nowhere = ["-DCMAKE_DISABLE_FIND_PACKAGE_Torch=ON"]
-    printed = build_and_test(ROOT / "examples" / "cpp", tmp_path / "examples", *nowhere, prefixes=[installed])
-    assert list(printed) == ["channel_means"]
+    nowhere = "-DCMAKE_DISABLE_FIND_PACKAGE_Torch=ON"
+    tree = configure("examples/cpp", tmp_path / "examples", nowhere, prefixes=[installed])
+    assert list(build_and_test(tree)) == ["channel_means"]
     done = subprocess.run(
         [
-            *("cmake", "-S", ROOT / "tests" / "consumer", "-B", tmp_path / "consumer", *nowhere),
+            *("cmake", "-S", ROOT / "tests" / "consumer", "-B", tmp_path / "consumer", nowhere),
             *("-DCOMPONENTS=torch", f"-DCMAKE_PREFIX_PATH={installed}"),
         ],
         capture_output=True,
@@ -110,13 +113,10 @@ def exported_channel_losses() -> list[float]:
 def test_examples_from_cmake_install(tmp_path: Path, installed: Path) -> None:
     """The examples, among them a model that AOTInductor compiled, run by C++ and by Python."""
     exported = tmp_path / "channel_loss.pt2"
+    prefixes = [installed, torch.utils.cmake_prefix_path]
+    tree = configure("examples/cpp", tmp_path / "build", f"-DEXPORTED={exported}", prefixes=prefixes)
     run(sys.executable, ROOT / "examples" / "cpp" / "export_channel_loss.py", exported)
-    printed = build_and_test(
-        ROOT / "examples" / "cpp",
-        tmp_path / "build",
-        f"-DEXPORTED={exported}",
-        prefixes=[installed, torch.utils.cmake_prefix_path],
-    )
+    printed = build_and_test(tree)
     assert printed["channel_means"] == ["code 0.8 5", "prose 2 3"]
 
     # The model learns: every channel starts near ln(256) and falls; no token is lost.
