@@ -7,6 +7,7 @@
 #                      (SIMULATE="9.0-one 9.0-two": only these runs of tests/cuda/simulate.sh)
 #   make lint          clang-format and ruff
 #   make format        let them rewrite the sources
+#   make docs          the documentation, in build/docs; warnings are errors
 #   make clean         remove builds and virtual environments
 #
 # An importable torch >= 2.8 is used as it is, else torch==2.13.0 is installed. Choose another with
@@ -26,7 +27,7 @@ HAS_TORCH := import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(
 WHERE_TORCH := import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])
 WHERE_PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
 
-.PHONY: demo test test-cpp test-python test-cuda build lint format clean
+.PHONY: demo test test-cpp test-python test-cuda build lint format docs clean
 
 demo: build $(VENV)/demo
 	$(PY) examples/demo
@@ -90,6 +91,13 @@ format: $(VENV)/lint
 	ruff format .
 	ruff check --fix .
 	clang-format -i $(CXX_SOURCES)
+
+$(VENV)/docs: $(VENV)/python docs/requirements.txt
+	@$(PIP) -r docs/requirements.txt
+	@touch $@
+
+docs: build $(VENV)/docs
+	$(PY) -m sphinx -q -W --keep-going docs build/docs
 
 clean:
 	rm -rf build .venv* demo-output

@@ -37,6 +37,11 @@ class CMakeBuild(build_ext):
             raise SystemExit(
                 f"segscatter needs CMake 3.22 or newer to build. Run: pip install cmake ninja && {INSTALL}"
             )
+        if not any(map(shutil.which, ("ninja", "make"))):
+            raise SystemExit(f"segscatter needs ninja or make to build. Run: pip install ninja && {INSTALL}")
+        # Where ccache is installed, checkouts and unpacked source distributions share what was compiled in any of them.
+        os.environ.setdefault("CCACHE_BASEDIR", str(ROOT))
+        os.environ.setdefault("CCACHE_NOHASHDIR", "1")
         self.build_with(torch.__version__)
 
     def build_with(self, torch_version: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 import segscatter
-from segscatter import reference
+from segscatter import _load, reference
 
 
 def environment() -> Iterator[tuple[str, object]]:
@@ -18,6 +18,7 @@ def environment() -> Iterator[tuple[str, object]]:
     yield "segscatter", info["version"]
     yield "built against torch", info["torch"]
     yield "built with", f"{info['compiler']}, C++{info['cxx_standard']}, {info['build_type']}"
+    yield "library", _load.library_path()
     yield "CUDA kernels", f"CUDA {info['cuda']} for {info['cuda_architectures']}" if info["cuda"] else "none"
     try:
         from segscatter import _C

@@ -144,7 +144,7 @@ def baseline_document_loop(losses: Tensor, cu_seqlens: Tensor, channels: list[st
 def baseline_repeat_interleave(
     losses: Tensor, cu_seqlens: Tensor, group_ids: Tensor, num_groups: int, mask: Tensor
 ) -> Tensor:
-    """repeat_interleave + index_add_, as trainers write it today. Returns ``[G, 2]`` float32 sums and counts.
+    """``repeat_interleave`` + ``index_add_``, as trainers write it today. Returns ``[G, 2]`` float32 sums and counts.
 
     NaN leaks through ``losses * mask``, and float32 counts stop at 2^24.
     """
@@ -165,7 +165,7 @@ def baseline_repeat_interleave_names(
 def baseline_scatter_add(
     losses: Tensor, cu_seqlens: Tensor, group_ids: Tensor, num_groups: int, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """repeat_interleave + two scatter_add_. Returns float32 sums and counts, with the flaws of float32."""
+    """``repeat_interleave`` + two ``scatter_add_``. Returns float32 sums and counts, with the flaws of float32."""
     token_ids = group_ids.long().repeat_interleave(cu_seqlens.diff())
     mask = mask.to(losses.dtype)
     sums = losses.new_zeros(num_groups).scatter_add_(0, token_ids, losses * mask)
@@ -184,7 +184,7 @@ def baseline_bincount(
 def baseline_segment_reduce(
     losses: Tensor, cu_seqlens: Tensor, group_ids: Tensor, num_groups: int, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """torch.segment_reduce of losses and mask to documents, then index_add_ to groups; float32."""
+    """``torch.segment_reduce`` of losses and mask to documents, then ``index_add_`` to groups; float32."""
     mask = mask.to(losses.dtype)
     offsets = cu_seqlens.long()
     sums = torch.segment_reduce(losses * mask, "sum", offsets=offsets, initial=0, unsafe=True)

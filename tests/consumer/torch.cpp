@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Uses the LibTorch API: values, gradients, accumulation, gathering, options, and an error.
 #include <segscatter/segscatter.h>
-#include <torch/torch.h>
+#include <segscatter/version.h>
+#include <torch/types.h>
 
 #include <iostream>
 
@@ -25,7 +26,8 @@ int main() {
   try {
     segscatter::segment_scatter_reduce(losses, cu_seqlens, torch::tensor({0}), 2);
   } catch (const c10::ValueError& error) {
-    std::cout << std::string(error.what()).substr(0, 60);
+    std::cout << std::string(error.what()).substr(0, 67);
   }
-  std::cout << '\n' << segscatter::library_version() << '\n';
+  const bool same_version = std::string(segscatter::library_version()) == SEGSCATTER_VERSION;
+  std::cout << (same_version ? "\n" : " header and library differ in version\n");
 }

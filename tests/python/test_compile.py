@@ -73,7 +73,24 @@ def test_accumulate_compiles_and_mutates() -> None:
     assert doubled.tolist() == [36, 4]
 
 
-def test_export_with_dynamic_sizes() -> None:
+@pytest.mark.parametrize("mode", ["default", "max-autotune-no-cudagraphs"])
+def test_inductor(mode: str) -> None:
+    """The operators between code that Inductor generates, with gradients; the autotuned one in its own mode."""
+
+    def mean_of_channels(hidden, weight, cu, ids, mask):
+        losses = torch.nn.functional.softplus(hidden @ weight)
+        sums, counts = segscatter.segment_scatter_reduce(losses, cu, ids, 4, mask=mask)
+        return (sums / counts.clamp(min=1)).square().sum()
+
+    _, cu, ids, mask = inputs(200, 7)
+    hidden, weight = torch.randn(200, 16), torch.randn(16, requires_grad=True)
+    want = mean_of_channels(hidden, weight, cu, ids, mask)
+    got = torch.compile(mean_of_channels, fullgraph=True, mode=mode)(hidden, weight, cu, ids, mask)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, weight), torch.autograd.grad(want, weight))
+
+
+def test_export_with_dynamic_sizes(tmp_path) -> None:
     class Losses(torch.nn.Module):
         def forward(self, values, cu, ids, mask):
             return segscatter.segment_scatter_reduce(values, cu, ids, 4, mask=mask)
@@ -85,6 +102,8 @@ def test_export_with_dynamic_sizes() -> None:
         (values.detach(), cu, ids, mask),
         dynamic_shapes=({0: tokens}, {0: segments + 1}, {0: segments}, {0: tokens}),
     )
+    torch.export.save(program, tmp_path / "losses.pt2")
+    program = torch.export.load(tmp_path / "losses.pt2")
     values, cu, ids, mask = inputs(333, 12)
     got = program.module()(values.detach(), cu, ids, mask)
     want = segscatter.segment_scatter_reduce(values.detach(), cu, ids, 4, mask=mask)

@@ -42,10 +42,10 @@ def test_a_whole_copy_loads(package: Path) -> None:
 
 
 def test_other_torch(package: Path) -> None:
-    rewrite_build_info(package, torch="2.8.0")
+    rewrite_build_info(package, torch="1.13.0")
     error = import_from(package)
     assert (
-        f"built against torch 2.8.0, but this is torch {torch.__version__}. Rebuild it: in segscatter's source tree"
+        f"built against torch 1.13.0, but this is torch {torch.__version__}. Rebuild it: in segscatter's source tree"
         in error
     )
 
