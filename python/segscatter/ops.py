@@ -59,7 +59,7 @@ def _options(
     options: dict[str, object] = {}
     if mask is not None:
         options["mask"] = mask
-    if ignore_index != 0:
+    if ignore_index != 0 or type(ignore_index) is not int:  # torch refuses other types
         options["ignore_index"] = ignore_index
     if cp is not None:
         options.update(cp_layout=cp.layout, cp_size=cp.size, cp_rank=cp.rank)

@@ -43,7 +43,7 @@ def test_torch_messages_are_explained() -> None:
     assert len(MESSAGES) > 20
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
 def test_links(page: Path) -> None:
     for link in re.findall(r"\]\((?!http|#)([^)#]+)", page.read_text()):
         assert (page.parent / link).exists(), link

@@ -318,3 +318,28 @@ def test_operators_need_no_native_module(tmp_path: Path) -> None:
     env = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == "[2.0, 1.0, 0.0, 0.0]", done.stderr
+
+
+def test_subnormal_float16_where_the_thread_flushes_denormals() -> None:
+    """They are normal numbers as float32, whatever the length of a document and so its way through the kernel."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        values = torch.full((2000,), 0x0200, dtype=torch.int16).view(torch.float16)  # 2^-15
+        for length in (1, 2, 10, 100, 1000):
+            cu = torch.arange(0, 2001, length)
+            sums, _ = segscatter.segment_scatter_reduce(values, cu, None, len(cu) - 1, dtype=torch.float64)
+            assert sums.unique().tolist() == [length * 2.0**-15]
+            ids = torch.zeros(len(cu) - 1, dtype=torch.int64)
+            sums, _ = segscatter.segment_scatter_reduce(values, cu, ids, 1, dtype=torch.float64)
+            assert sums.tolist() == [2000 * 2.0**-15]
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("ignore_index", [0.0, 1.5, "0", None])
+def test_ignore_index_is_an_integer(ignore_index: object) -> None:
+    with pytest.raises(RuntimeError, match="ignore_index"):
+        segscatter.segment_scatter_reduce(
+            torch.ones(3), torch.tensor([0, 3]), None, 1, mask=torch.ones(3), ignore_index=ignore_index
+        )

@@ -160,7 +160,10 @@ def configure(tmp_path: Path, *options: str, **environment: str) -> tuple[bool, 
 def test_no_compiler(tmp_path: Path) -> None:
     done, said = configure(tmp_path, "-DSEGSCATTER_TORCH=OFF", CXX="/nowhere/c++")
     assert not done
-    assert "segscatter needs a C++ compiler to build and found none. Install one (Debian: apt install g++" in said
+    assert (
+        "segscatter needs a C++ compiler to build and found none that works. Install one (Debian: apt install g++"
+        in said
+    )
 
 
 def test_no_torch_for_cmake(tmp_path: Path) -> None:

@@ -219,7 +219,6 @@ class GroupTable {
     }
   }
   double* lanes(std::int32_t entry) const { return scratch_.lanes + static_cast<std::int64_t>(entry) * kLanes; }
-  std::int64_t& count(std::int32_t entry) const { return scratch_.counts[entry]; }
 
   /// Hands out one row's sums, and the counts with the first row's.
   void finish_row(std::int64_t row, bool last) {
@@ -322,7 +321,8 @@ class TinyDocuments {
   std::uint16_t entry_[DocumentBlock::kCapacity * (kTinyDocument + 1) + kCopies];
 };
 
-// Not inlined: the loops need all registers.
+// Not inlined: the loops need all registers. Copies of what they read: a store to the lanes might change the originals,
+// for all that the compiler knows.
 template <int kWindows, class Lanes, class V>
 [[gnu::noinline]] void add_short_documents(const DocumentBlock& documents, const std::int32_t* entries,
                                            const GroupScratch& to, const Windows<V>& windows) {

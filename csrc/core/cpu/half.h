@@ -38,8 +38,10 @@ inline double to_double(Float16 x) {
   const std::uint32_t sign = static_cast<std::uint32_t>(x.bits & 0x8000) << 16;
   const std::uint32_t magnitude = x.bits & 0x7fff;
   if (magnitude >= 0x7c00) return bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);  // Inf, NaN
-  // As float bits the magnitude means value * 2^-112; the product is exact.
-  const float value = bit_cast<float>(magnitude << 13) * 0x1p112f;
+  // Subnormal floats never occur on the way, because a thread may be told to take them for zero.
+  constexpr std::uint32_t kRebias = 0x38000000, kOne = 0x00800000;  // 112 and 1 in the exponent
+  const float value = magnitude < 0x400 ? bit_cast<float>((magnitude << 13) + kRebias + kOne) - 0x1p-14f
+                                        : bit_cast<float>((magnitude << 13) + kRebias);
   return bit_cast<float>(bit_cast<std::uint32_t>(value) | sign);
 }
 

@@ -25,7 +25,7 @@ struct LiveTokens {
   std::uint8_t* bytes;  ///< [size(tokens)]: eight bytes can be read from every token's on
 };
 
-/// The groups that occur in one chunk, in order of first appearance.
+/// The groups that occur in one chunk, in order of first appearance; where there are few, all of them.
 struct ChunkGroups {
   std::int64_t* groups;   ///< [capacity]
   std::int64_t* counts;   ///< [capacity]

@@ -269,6 +269,7 @@ combine_documents_by_group(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   const int num_groups = static_cast<int>(minimum<std::int64_t>(p.walk.segments.num_groups - first_group, kGroupRange));
   Sum* sums = reinterpret_cast<Sum*>(shared_memory());  // [warp][group]
   auto* counts = reinterpret_cast<std::int64_t*>(sums + kWarps * kGroupRange);
+  static_assert(kWarps * kGroupRange % kGroupRangeThreads == 0, "every thread clears as many");
   for (int i = 0; i < kWarps * kGroupRange / kGroupRangeThreads; ++i) {
     sums[i * kGroupRangeThreads + thread_index()] = Sum{};
     counts[i * kGroupRangeThreads + thread_index()] = 0;
