@@ -40,7 +40,7 @@ test-cpp: build
 
 test-python: build
 	@echo "== Python tests"
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(MAX_JOBS) --dist loadfile
 
 # The PTX serves the simulator, the machine code the gates. Needs a CUDA torch and nvcc.
 test-cuda: export TORCH_CUDA_ARCH_LIST ?= 7.5+PTX 8.0+PTX 8.6 8.9 9.0+PTX 10.0 12.0+PTX
