@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,28 @@ import torch
 from ..methods import SkippedError
 
 HERE = Path(__file__).parent
+BUILD = HERE.parents[1] / "build" / "benchmarks-native" / torch.__version__
 
 
 @functools.cache
 def _build(source: str) -> str:
-    """Loads it into ``torch.ops.segscatter_benchmark``; torch keeps what it built. Returns what went wrong, or ""."""
+    """Loads it into ``torch.ops.segscatter_benchmark``, from BUILD if it is there. Returns what went wrong, or ""."""
     from torch.utils.cpp_extension import load
 
     name = f"segscatter_benchmark_{Path(source).stem}"
+    folder = BUILD / name
+    if not folder.exists():
+        print(f"compiling {source}", file=sys.stderr, flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        load(name, [str(HERE / source)], extra_cflags=["-O3"], extra_cuda_cflags=["-O3"], is_python_module=False)
+        load(
+            name,
+            [str(HERE / source)],
+            extra_cflags=["-O3"],
+            extra_cuda_cflags=["-O3"],
+            build_directory=str(folder),
+            is_python_module=False,
+        )
     except Exception as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return ""
