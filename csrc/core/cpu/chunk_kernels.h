@@ -58,19 +58,11 @@ inline void set_live_block(const LiveTokens& live, std::uint32_t block, std::uin
   bits = little_endian(bits);
   std::memcpy(live.bytes + block * sizeof(bits), &bits, sizeof(bits));
 }
-inline std::uint64_t live_block(const LiveTokens& live, std::uint32_t block) {
-  std::uint64_t bits;
-  std::memcpy(&bits, live.bytes + block * sizeof(bits), sizeof(bits));
-  return little_endian(bits);
-}
 /// Bit j < 57 (all, where `first` is a multiple of 8): token `first` + j is live.
 inline std::uint64_t live_from(const LiveTokens& live, std::uint32_t first) {
   std::uint64_t bits;
   std::memcpy(&bits, live.bytes + first / 8, sizeof(bits));
   return little_endian(bits) >> first % 8;
-}
-inline std::uint32_t live_window(const LiveTokens& live, std::uint32_t window) {
-  return live_from(live, window * kLanes) & 0xffff;
 }
 inline bool is_live(const LiveTokens& live, std::uint32_t token) {
   return live.bytes[token / 8] >> token % 8 & 1;
@@ -110,18 +102,18 @@ class Windows {
     return window < copied_from_ ? full_values(window) : last_ + (window - copied_from_) * kLanes;
   }
   const V* full_values(std::uint32_t window) const { return values_ + window * kLanes; }
-  std::uint32_t live(std::uint32_t window) const { return live_window(live_, window); }
+  std::uint32_t live(std::uint32_t window) const { return live_bits(window * kLanes) & 0xffff; }
+  /// As live_from().
+  std::uint64_t live_bits(std::uint32_t token) const { return live_from(live_, token); }
 
   /// The processor's own prefetching ends at every page; this bridges it where memory is the limit.
   void prefetch(std::uint32_t token) const { __builtin_prefetch(values_ + token + 1024); }
-  std::uint64_t live_four(std::uint32_t window) const { return live_from(live_, window * kLanes); }
 
   /// 32 tokens from one on; behind the chunk's last one come zeros.
   const V* from(std::int32_t token) const {
     const std::int32_t copied = copied_from_ * kLanes;
     return token < copied ? values_ + token : last_ + (token - copied);
   }
-  const LiveTokens& live() const { return live_; }
 
  private:
   const V* values_;
@@ -143,7 +135,7 @@ template <class Lanes, class V>
     count = __builtin_popcount(live);
     std::uint32_t window = first + 1;
     for (; window + 4 <= last; window += 4) {
-      const std::uint64_t four = windows.live_four(window);
+      const std::uint64_t four = windows.live_bits(window * kLanes);
       if (four == 0) continue;  // prompts and padding are long runs of dead tokens
       for (int j = 0; j < 4; ++j) {
         windows.prefetch((window + j) * kLanes);
@@ -183,9 +175,9 @@ template <int kWindows, class Lanes, class V>
   std::int64_t count = 0;
   for (; end - begin > kStep; begin += kStep) {
     for (int j = 0; j < kWindows; ++j) windows.prefetch(begin + kLanes * j);
-    count += add(live_from(windows.live(), begin) & ((std::uint64_t{1} << kStep) - 1));
+    count += add(windows.live_bits(begin) & ((std::uint64_t{1} << kStep) - 1));
   }
-  return count + add(live_from(windows.live(), begin) & ((std::uint64_t{1} << (end - begin)) - 1));
+  return count + add(windows.live_bits(begin) & ((std::uint64_t{1} << (end - begin)) - 1));
 }
 
 /// The groups of one chunk: every group that occurs has 16 lanes, so a document costs no horizontal sum. Few groups are
@@ -304,7 +296,7 @@ class TinyDocuments {
     std::int64_t* counts = to.counts;
     for (std::uint32_t block = begin_ / kBlock; block * kBlock < end_; ++block) {
       const std::uint32_t first = block * kBlock;
-      std::uint64_t bits = live_block(live, block);
+      std::uint64_t bits = live_from(live, first);
       if (first < begin_) bits &= ~std::uint64_t{0} << (begin_ - first);
       if (end_ - first < kBlock) bits &= (std::uint64_t{1} << (end_ - first)) - 1;
       for (; bits != 0; bits &= bits - 1) {

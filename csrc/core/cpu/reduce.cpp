@@ -19,7 +19,7 @@ using namespace detail;
 
 /// A table entry is 136 bytes for every worker and up to 8 * (K + 2) bytes for every chunk. Kernels hold entries in 16
 /// bits.
-constexpr std::int64_t kMaxTableEntries = 4096;  // at most 65535: TinyDocuments keeps 16 bits of an entry
+constexpr std::int64_t kMaxTableEntries = 4096;
 
 /// To find a group's entry takes 4 bytes for every worker and group.
 constexpr std::int64_t kMaxTableGroups = 65536;
