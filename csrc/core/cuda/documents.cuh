@@ -280,7 +280,7 @@ combine_documents_by_group(const SEGSCATTER_GRID_CONSTANT ReduceParams p) {
   const std::int64_t share = (num_documents + kWarps - 1) / kWarps;
   const std::int64_t end = minimum<std::int64_t>((warp + 1) * share, num_documents);
   const auto group_in_range = [&](std::int64_t document) {  // negative: not this block's
-    const std::int64_t id = document < end ? load_group(p.walk, document) : -1;
+    const std::int64_t id = document < end ? detail::load_index(p.walk.segments.group_ids, document) : -1;
     return id >= first_group && id < first_group + num_groups ? static_cast<int>(id - first_group) : -1;
   };
   for (std::int64_t begin = warp * share; begin < end; begin += kBatches * kLanes) {

@@ -275,7 +275,7 @@ SEGSCATTER_DEVICE void walk_chunk(const WalkParams& p, const Value* row_values, 
   const int end = keep(static_cast<int>(minimum<std::int64_t>(begin + p.warp_tokens, p.num_tokens - chunk_begin)));
   const int last_vector_row = keep(aligned ? end - kRowTokens : -1);  // rows that begin up to here are loaded at once
 
-  const bool has_mask = p.has_mask != 0;
+  const bool has_mask = sizeof(MaskWord) > 1 || p.has_mask;  // no mask comes as one of bytes, which are not read
   const Value* values = row_values + (chunk_begin + begin + lane * kLaneTokens);
   const MaskWord* mask = static_cast<const MaskWord*>(p.mask) + (chunk_begin + begin + lane * kLaneTokens);
   Tokens<Value, MaskWord> ahead[kRowsAhead];  // asked for before anything else, and then a step ahead of use
