@@ -9,6 +9,7 @@ by SEGSCATTER_TEST_SEED, instead of all.
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 
@@ -20,7 +21,7 @@ from support import PATH, accumulate, check_reduce, cuda, gather, gathered, on_d
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 MASKS = [torch.bool, torch.int32, torch.int64]  # 1, 4 and 8 bytes
-FORCED_GROUPS = {"one_launch": [11, 400], "two_launches": [11, 400], "documents": [900]}
+FORCED_GROUPS = {"one_launch": [11, 600], "two_launches": [11, 600], "documents": [900]}
 GATHER = PATH in ("", "documents")
 SAMPLE = int(os.environ.get("SEGSCATTER_TOUR_KERNELS", "0"))
 GROUPS = FORCED_GROUPS.get(PATH, [8])  # few: every lane has entries of its own. More: every warp has.
@@ -41,8 +42,10 @@ def offsets(lengths: list[int], start: int = 0) -> torch.Tensor:
 
 
 def make(dtype, mask_dtype, groups, cu, num_tokens, *, rows=(), dead=(), live=0.6, ignore_index=0, cp=None) -> Problem:
-    """Random values, ids (some out of range) and mask; NaN under the mask, and all tokens of the ranges `dead`."""
+    """Random values, mask and ids (some out of range, many alike); NaN under the mask, and all tokens of the ranges
+    `dead`."""
     ids = torch.randint(-1, groups + 1, (len(cu) - 1,))
+    ids = torch.where(torch.rand(ids.shape) < 0.5, ids % 3, ids)
     alive = torch.rand(num_tokens) < live
     for begin, end in dead:
         alive[begin:end] = False
@@ -159,9 +162,10 @@ def test_unaligned_rows_of_a_context_parallel_rank(dtype, mask_dtype, groups, se
 
 @kernels()
 def test_counts_alone(dtype, mask_dtype, groups, seed: int) -> None:
-    """No value rows: the mask is all that is read. Few boundaries, documents cut between ranks."""
+    """No value rows: the mask is all that is read. Few boundaries, documents cut between ranks; a row for a cluster of
+    four blocks."""
     cp = segscatter.ContextParallel("per_document", 2, 0)
-    p = make(dtype, mask_dtype, groups, torch.tensor([0, 400, 400, 1200, 2000]), 1004, rows=(0,), cp=cp)
+    p = make(dtype, mask_dtype, groups, torch.tensor([0, 2000, 2000, 6000, 10000]), 5004, rows=(0,), cp=cp)
     on = on_device(p)
     check_reduce(p, *reduce(on))
 
@@ -219,11 +223,10 @@ def test_results_of_long_rows(dtype, sum_dtype, rows, seed: int) -> None:
 @pytest.mark.parametrize("cp", [None, ("per_document", 2, 1), ("per_sequence", 2, 0)], ids=str)
 @pytest.mark.parametrize("offset_type", [torch.int32, torch.int64])
 def test_a_group_per_document(offset_type, cp, dtype: torch.dtype, seed: int) -> None:
-    """group_ids=None: documents of one token and of thousands, some of them longer than 32 and than 200 warps' runs of
-    tokens."""
+    """group_ids=None: documents of one token and of thousands, of up to 31 and of more than 32 warps' runs of tokens."""
     lengths = [300, 1, 0, 2000, 5]
     if PATH not in ("one_launch", "two_launches"):
-        lengths = [*([1] * 200), 17500, 0, 3, 40, 600, *([104000] if cp is None else [])]
+        lengths = [*([1] * 200), 17500, 0, 3, 40, 600, 15900]
     size = cp[1] if cp else 1
     cu = offsets([length * 2 * size if cp else length for length in lengths])
     num_tokens = int(cu[-1]) // size + (0 if cp else 9)
@@ -241,14 +244,31 @@ def test_a_group_per_document(offset_type, cp, dtype: torch.dtype, seed: int) ->
         assert torch.equal(more_counts, torch.nn.functional.pad(counts, (0, 2)))
 
 
+@pytest.mark.skipif(PATH != "two_launches", reason="the only path that adds up sums of chunks")
+@pytest.mark.parametrize("num_tokens", [98000, 2**17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_several_chunks_per_lane(dtype: torch.dtype, num_tokens: int, seed: int) -> None:
+    """Three and four for every lane of the second kernel, which are the most before its block gets wider."""
+    check(make(dtype, torch.bool, 8, torch.tensor([0, 40000, num_tokens - 5]), num_tokens))
+
+
+@pytest.mark.skipif(PATH != "documents", reason="the other paths do not add up warps' shares of documents")
+@pytest.mark.parametrize("has_ids", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_document_of_many_warps(dtype: torch.dtype, has_ids: bool, seed: int) -> None:
+    """1023 warps' runs of tokens, as many as a row has before these get longer: 32 for most lanes of a warp."""
+    cu = torch.tensor([0, 10, 10, 2**19 - 300])
+    ids = torch.tensor([1, 0, 2]) if has_ids else None
+    check(Problem(torch.randn(2**19).to(dtype), cu, ids, 3, {"mask": torch.rand(2**19) < 0.5}))
+
+
 @pytest.mark.skipif(PATH != "", reason="gather has one path")
 @pytest.mark.parametrize("source_dtype", DTYPES)
-@pytest.mark.parametrize("out_dtype", DTYPES)
-def test_gather_converts(source_dtype: torch.dtype, out_dtype: torch.dtype, seed: int) -> None:
-    source = torch.tensor([1.5, -3.14159, float("inf"), float("nan"), 1e-30, -70000.0, 2.0**-14 * 1.0001]).to(
-        source_dtype
-    )
-    cu, num_tokens = torch.tensor([0, 2, 3, 4, 5, 6, 7, 8]), 9
-    p = Problem(torch.zeros(num_tokens), cu, None, 7)
-    got = gather(source, on_device(p), dtype=out_dtype)
-    torch.testing.assert_close(got, gathered(source.to(out_dtype), p), rtol=0, atol=0, equal_nan=True)
+@kernels()
+def test_gather_converts(dtype, mask_dtype, groups, source_dtype: torch.dtype, seed: int) -> None:
+    """From every type to every type, wherever a document may start: at the first token of a warp, of a lane, later."""
+    p = make_variant("int32", dtype, mask_dtype, 8, [-256, *[8] * 64, *[256] * 5, 700, *[1] * 30, *[3] * 30, 0, 90])
+    special = [1.5, -3.14159, math.inf, math.nan, 1e-30, -70000.0, 2.0**-14 * 1.0001, 0.0]
+    source = torch.tensor(special).to(source_dtype)
+    got = gather(source, on_device(p), dtype=dtype)
+    torch.testing.assert_close(got, gathered(source.to(dtype), p), rtol=0, atol=0, equal_nan=True)
