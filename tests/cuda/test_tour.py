@@ -223,7 +223,7 @@ def test_results_of_long_rows(dtype, sum_dtype, rows, seed: int) -> None:
 @pytest.mark.parametrize("cp", [None, ("per_document", 2, 1), ("per_sequence", 2, 0)], ids=str)
 @pytest.mark.parametrize("offset_type", [torch.int32, torch.int64])
 def test_a_group_per_document(offset_type, cp, dtype: torch.dtype, seed: int) -> None:
-    """group_ids=None: documents of one token and of thousands, of up to 31 and of more than 32 warps' runs of tokens."""
+    """group_ids=None: documents of one token to thousands, of up to 31 and of more than 32 warps' runs of tokens."""
     lengths = [300, 1, 0, 2000, 5]
     if PATH not in ("one_launch", "two_launches"):
         lengths = [*([1] * 200), 17500, 0, 3, 40, 600, 15900]
