@@ -80,7 +80,7 @@ VARIANTS = {  # offset and id types, and what the offsets go through
     "per_sequence-int32": (torch.int32, torch.int32, ("per_sequence", 2, 1)),
     "per_sequence-int64": (torch.int64, torch.int32, ("per_sequence", 2, 0)),
     "contiguous-int32": (torch.int32, torch.int32, ("contiguous", 2, 1)),
-    "contiguous-int64": (torch.int64, torch.int64, ("contiguous", 2, 0)),
+    "contiguous-int64": (torch.int64, torch.int64, ("contiguous", 2, 1)),
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 
@@ -266,8 +266,10 @@ def test_a_document_of_many_warps(dtype: torch.dtype, has_ids: bool, seed: int) 
 @pytest.mark.parametrize("source_dtype", DTYPES)
 @kernels()
 def test_gather_converts(dtype, mask_dtype, groups, source_dtype: torch.dtype, seed: int) -> None:
-    """From every type to every type, wherever a document may start: at the first token of a warp, of a lane, later."""
-    p = make_variant("int32", dtype, mask_dtype, 8, [-256, *[8] * 64, *[256] * 5, 700, *[1] * 30, *[3] * 30, 0, 90])
+    """From every type to every type, wherever a document may start: at the first token of a warp, of its second step,
+    of a lane, later. Steps are of 512 tokens, and a row of 2^19 tokens is the shortest in which a warp takes two."""
+    lengths = [-256, *[8] * 64, *[256] * 5, 700, *[1] * 30, *[3] * 30, 0, 90, -1024, 512, 2560, 512, 2**19]
+    p = make_variant("int32", dtype, mask_dtype, 8, lengths)
     special = [1.5, -3.14159, math.inf, math.nan, 1e-30, -70000.0, 2.0**-14 * 1.0001, 0.0]
     source = torch.tensor(special).to(source_dtype)
     got = gather(source, on_device(p), dtype=dtype)

@@ -21,9 +21,6 @@ struct GatherParams {
 /// all threads take alike: this happens once per document, not per token.
 template <class Bits>
 SEGSCATTER_DEVICE Bits load_converted(const void* from, std::int64_t i, FloatType from_type, FloatType to_type) {
-  if constexpr (sizeof(Bits) == 8) {
-    if (from_type == FloatType::kFloat64) return static_cast<const Bits*>(from)[i];
-  }
   float value;
   switch (from_type) {
     case FloatType::kFloat16:
@@ -35,8 +32,14 @@ SEGSCATTER_DEVICE Bits load_converted(const void* from, std::int64_t i, FloatTyp
     case FloatType::kFloat32:
       value = static_cast<const float*>(from)[i];
       break;
-    default:
-      value = static_cast<float>(static_cast<const double*>(from)[i]);
+    default: {
+      const double wide = static_cast<const double*>(from)[i];
+      if constexpr (sizeof(Bits) == 8) {
+        return bits_of_double(wide);
+      } else {
+        value = static_cast<float>(wide);
+      }
+    }
   }
   if constexpr (sizeof(Bits) == 8) {
     return bits_of_double(static_cast<double>(value));
