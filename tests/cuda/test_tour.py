@@ -270,6 +270,7 @@ def test_gather_converts(dtype, mask_dtype, groups, source_dtype: torch.dtype, s
     of a lane, later. Steps are of 512 tokens, and a row of 2^19 tokens is the shortest in which a warp takes two."""
     lengths = [-256, *[8] * 64, *[256] * 5, 700, *[1] * 30, *[3] * 30, 0, 90, -1024, 512, 2560, 512, 2**19]
     p = make_variant("int32", dtype, mask_dtype, 8, lengths)
+    p.group_ids[[-3, -1]] = torch.tensor([-1, 5], dtype=torch.int32)  # those that begin with a second step
     special = [1.5, -3.14159, math.inf, math.nan, 1e-30, -70000.0, 2.0**-14 * 1.0001, 0.0]
     source = torch.tensor(special).to(source_dtype)
     got = gather(source, on_device(p), dtype=dtype)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mutation test of the CUDA kernels: breaks them in one small way after another and sees whether the SIMT tests notice.
 
-    python tests/mutation/mutate.py             # all mutants: about 15 minutes on 2 cores
-    python tests/mutation/mutate.py --quick     # every barrier and a sample of the rest, for CI
+    python tests/mutation/mutate.py             # all mutants: about an hour on 2 cores
+    python tests/mutation/mutate.py --quick     # every barrier and a sample of the rest
     python tests/mutation/mutate.py --list      # what would be tried
     python tests/mutation/mutate.py --only 17   # one of them
 
@@ -16,6 +16,7 @@ Survivors have to be argued for in survivors.txt; the exit status is 0 if they a
 """
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import os
@@ -47,6 +48,8 @@ EXPLICIT = [
     ("sum.cuh", "low += other.low;", ";"),
     ("sum.cuh", "low += (high - (sum - added)) + (value - added);", "low += value - added;"),
 ]  # fmt: skip
+
+TOO_SLOW = "takes too much CPU time"
 
 # How a build is run: (build, percent of the full effort).
 PLAIN, ASAN, TSAN, FULL = ("simt_tests", 8), ("simt_tests_asan", 4), ("simt_tests_tsan", 1), ("simt_tests", 100)
@@ -263,7 +266,7 @@ def run(folder: pathlib.Path, step: tuple[str, int], mutant: int, cpu_seconds: i
     said = re.search(r"SIMT: .*|SUMMARY: .*|runtime error: .*|.*Failure\n.*|.*gives other bits", text)
     what = squeeze(said.group())[:100] if said else f"exit status {process.returncode}"
     if process.returncode in (-24, -9):
-        what = "takes too much CPU time"
+        what = TOO_SLOW
     return process.returncode == 0, what, usage.ru_utime + usage.ru_stime
 
 
@@ -337,12 +340,19 @@ def main() -> int:
         return mutant, "SURVIVED" + (" (argued)" if mutant.key() in accepted else "")
 
     survivors, argued = [], []
+    fates: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for mutant, verdict in pool.map(judge, chosen):
             print(f"{mutant.number:4} {mutant.file}:{mutant.line}: {mutant.key().split(': ', 1)[1]}")
             print(f"       {verdict}", flush=True)
+            fate = "time" if verdict.endswith(TOO_SLOW) else verdict.split(":")[0].removeprefix("killed by simt_tests")
+            fates[mutant.file][fate.strip("_") or "plain"] += 1
             if verdict.startswith("SURVIVED"):
                 (argued if mutant.key() in accepted else survivors).append(mutant)
+    columns = ("plain", "tsan", "asan", "time", "SURVIVED (argued)", "SURVIVED")
+    print(f"\n{'killed by':16}" + "".join(f"{column:>{len(column) + 3}}" for column in columns))
+    for file, counts in fates.items():
+        print(f"{file:16}" + "".join(f"{counts[column]:{len(column) + 3}}" for column in columns))
     print(f"{len(chosen)} mutants: {len(chosen) - len(survivors) - len(argued)} killed, "
           f"{len(argued)} survived for a reason in survivors.txt, {len(survivors)} survived")  # fmt: skip
     for mutant in survivors:

@@ -271,6 +271,19 @@ TEST(Reduce, NoTokensNoDocumentsNoGroups) {
 }
 
 // NaN and infinity where a token is live show in its own group only.
+// Without value rows there is no address to read them from, however well aligned the one is that stands for it.
+TEST(Reduce, CountsAlone) {
+  for (int round = 0; round < 2 * kWayCount; ++round) {
+    Rng rng(round);
+    Problem p = simple_problem(rng, 4000, {0, 700, 700, 2048, 4000}, 3);
+    p.num_rows = 0;
+    p.misalignment = round / kWayCount;
+    fill_tokens(rng, p, 0.5);
+    check_all_ways(p, round, 1);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST(Reduce, LiveNaNAndInfinity) {
   for (int round = 0; round < rounds(60, 3); ++round) {
     Rng rng(round);

@@ -149,8 +149,9 @@ ReduceResult run_reduce(const Problem& problem, const How& how) {
     }
   }
   const std::vector<unsigned char> values_before = values.contents();
-  GuardedBuffer sums(rows * groups * sum_bytes, sum_bytes);
-  GuardedBuffer counts(groups * sizeof(std::int64_t), sizeof(std::int64_t));
+  const std::size_t off = problem.misalignment % 2;  // as allocators align it, and as little as its type needs
+  GuardedBuffer sums(rows * groups * sum_bytes, off * sum_bytes);
+  GuardedBuffer counts(groups * sizeof(std::int64_t), off * sizeof(std::int64_t));
   if (problem.accumulate) {
     for (std::int64_t i = 0; i < rows * groups; ++i) store_float(sums, problem.sum_type, i, problem.old_sums[i]);
     for (std::int64_t g = 0; g < groups; ++g) counts.set(g, problem.old_counts[g]);
