@@ -37,6 +37,7 @@ struct SharedMemory {
 /// Shared memory of a block that keeps sums by group. `cluster` is 0 where nothing comes from other blocks.
 SharedMemory shared_memory_for_groups(std::int64_t num_groups, bool private_entries, const KernelPolicy& policy,
                                       int cluster) {
+  num_groups = std::min(num_groups, kMaxLabels);  // far more than fit, and nothing below overflows
   const std::int64_t inbox = kPivotBytes + std::int64_t{policy.warps()} * kRowTokens * 2;
   const std::int64_t slots = cluster ? num_groups + cluster : 0;
   const std::int64_t entries = round_up(inbox + slots * kEntryBytes, 16);

@@ -115,15 +115,6 @@ at::DimVector with_last(const at::Tensor& tensor, int64_t last) {
   return sizes;
 }
 
-std::tuple<at::Tensor, at::Tensor> empty_sums(const at::Tensor& values, int64_t num_groups, at::ScalarType sum_type) {
-  return {at::empty(with_last(values, num_groups), values.options().dtype(sum_type)),
-          at::empty({num_groups}, values.options().dtype(at::kLong))};
-}
-
-at::Tensor empty_rows(const at::Tensor& source, int64_t num_tokens, at::ScalarType out_type) {
-  return at::empty(with_last(source, num_tokens), source.options().dtype(out_type));
-}
-
 void check_status(const core::Status& status) {
   TORCH_CHECK(status.ok(), "segscatter: ", status.message);
 }

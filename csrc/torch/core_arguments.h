@@ -39,10 +39,6 @@ struct CoreGather {
 /// The sizes of `tensor` with another last one.
 at::DimVector with_last(const at::Tensor& tensor, int64_t last);
 
-/// Empty results of the right shape on the device of `values` or `source`.
-std::tuple<at::Tensor, at::Tensor> empty_sums(const at::Tensor& values, int64_t num_groups, at::ScalarType sum_type);
-at::Tensor empty_rows(const at::Tensor& source, int64_t num_tokens, at::ScalarType out_type);
-
 /// Throws what a core function reports.
 void check_status(const core::Status& status);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operators on CUDA: the current stream of the tensors' device, one workspace from the caching allocator (which
 // makes calls safe on several streams and in captured graphs), no synchronisation.
-#include <ATen/ops/empty.h>
+#include <ATen/cuda/EmptyTensor.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -61,16 +62,18 @@ const core::LaunchChoice& launch_choice() {
   return choice;
 }
 
-void run(const CoreReduce& call, const at::TensorOptions& options) {
+/// On the current device. Not at::empty, which launches a kernel to fill the memory in torch's deterministic mode.
+at::Tensor empty(at::IntArrayRef sizes, at::ScalarType type) {
+  return at::detail::empty_cuda(sizes, type, at::Device(at::kCUDA, c10::cuda::current_device()), std::nullopt);
+}
+
+void run(const CoreReduce& call) {
   const core::CudaDevice& device = current_device();
   const std::size_t bytes = core::reduce_cuda_workspace(call.args, device, launch_choice());
-  at::Tensor workspace;
-  void* memory = nullptr;
-  if (bytes != 0) {
-    workspace = at::empty({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
-    memory = workspace.mutable_data_ptr();
-  }
-  check_status(core::reduce_cuda(call.args, device, launch_choice(), memory, bytes, c10::cuda::getCurrentCUDAStream()));
+  at::DataPtr workspace;
+  if (bytes != 0) workspace = c10::cuda::CUDACachingAllocator::get()->allocate(bytes);
+  check_status(
+      core::reduce_cuda(call.args, device, launch_choice(), workspace.get(), bytes, c10::cuda::getCurrentCUDAStream()));
 }
 
 std::tuple<at::Tensor, at::Tensor> reduce_cuda(const at::Tensor& values, const at::Tensor& cu_seqlens,
@@ -82,8 +85,8 @@ std::tuple<at::Tensor, at::Tensor> reduce_cuda(const at::Tensor& values, const a
   const at::ScalarType sum_type = check_reduce(values, grouping, num_groups, dtype);
   const c10::cuda::CUDAGuard guard(values.device());
   validate_if_asked(grouping, num_groups, values.size(-1));
-  auto [sums, counts] = empty_sums(values, num_groups, sum_type);
-  run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/false), values.options());
+  at::Tensor sums = empty(with_last(values, num_groups), sum_type), counts = empty({num_groups}, at::kLong);
+  run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/false));
   return {std::move(sums), std::move(counts)};
 }
 
@@ -95,7 +98,7 @@ void accumulate_cuda(at::Tensor& sums, at::Tensor& counts, const at::Tensor& val
   check_no_overlap(sums, counts, values, grouping);
   const c10::cuda::CUDAGuard guard(values.device());
   validate_if_asked(grouping, sums.size(-1), values.size(-1));
-  run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/true), values.options());
+  run(CoreReduce(values, grouping, sums, counts, /*accumulate=*/true));
 }
 
 at::Tensor gather_cuda(const at::Tensor& source, const at::Tensor& cu_seqlens, const OptionalTensor& group_ids,
@@ -105,7 +108,7 @@ at::Tensor gather_cuda(const at::Tensor& source, const at::Tensor& cu_seqlens, c
   const at::ScalarType out_type = check_gather(source, grouping, num_tokens, dtype);
   const c10::cuda::CUDAGuard guard(source.device());
   validate_if_asked(grouping, source.size(-1), num_tokens);
-  at::Tensor out = empty_rows(source, num_tokens, out_type);
+  at::Tensor out = empty(with_last(source, num_tokens), out_type);
   const CoreGather call(source, grouping, out);
   check_status(core::gather_cuda(call.args, current_device(), c10::cuda::getCurrentCUDAStream()));
   return out;

@@ -159,8 +159,7 @@ Status gather_cpu(const GatherArgs& args, const Executor& executor = {});
 
 /// What has to be known of a device to plan launches on it.
 struct CudaDevice {
-  int compute_capability = 0;  ///< 10 * major + minor; of the kernels' code where that is older than the device
-  int multiprocessors = 0;
+  int compute_capability = 0;       ///< 10 * major + minor; of the kernels' code where that is older than the device
   int shared_memory_per_block = 0;  ///< in bytes, what a kernel may ask for
   int max_cluster_blocks = 1;       ///< 1 without thread block clusters; 8, or 16 where the device can place them
 };
@@ -168,8 +167,9 @@ struct CudaDevice {
 /// The ways of the reduction on a device; plan.h describes them.
 enum class ReducePath : std::uint8_t { kAutomatic, kOneLaunch, kTwoLaunches, kDocuments };
 
-/// Overrides of what the plan would choose, for tests and measurements. The sums' last bits depend on the path and on
-/// the cluster's size, and on nothing else of the device.
+/// Overrides of what the plan would choose, for tests and measurements. Of the device, the sums' last bits depend on
+/// the path, on the cluster's size, and in one launch of 17 to 28 groups on whether its shared memory holds an entry
+/// per lane and group (not at compute capability 7.5).
 struct LaunchChoice {
   ReducePath path = ReducePath::kAutomatic;
   int cluster_blocks = 0;  ///< of kOneLaunch: 1, 2, 4, 8 or 16; 0: the plan chooses

@@ -65,10 +65,10 @@ def native_mask(p: Problem) -> Problem:
 
 
 def run(code: str, **environment: str) -> str:
-    """The last line that a new process prints, whether it fails or not."""
+    """The last line that a new process prints, or of its error message where it fails."""
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path), **environment}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    return (done.stdout + done.stderr).strip().splitlines()[-1]
+    return (done.stderr if done.returncode else done.stdout).strip().splitlines()[-1]
 
 
 # ---- long rows -------------------------------------------------------------------------------------------------------

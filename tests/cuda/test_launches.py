@@ -57,6 +57,23 @@ def test_reduce(num_tokens: int, ids: bool, rows: int | None) -> None:
     assert_few_allocations(record, outputs=2)
 
 
+def test_deterministic_mode_adds_nothing() -> None:
+    """There torch fills what at::empty gives out, in a kernel of its own."""
+    p = problem(20000)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with Record() as reduction:
+            segscatter.segment_scatter_reduce(p.values, p.cu_seqlens, p.group_ids, p.num_groups, **p.kwargs)
+        with Record() as adjoint:
+            segscatter.segment_gather(p.values[:8], p.cu_seqlens, p.group_ids, 20000, **p.kwargs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert reduction.kernels in KERNELS[PATH]
+    assert adjoint.kernels == ["gather"]
+    reduction.check_nothing_but_kernels()
+    adjoint.check_nothing_but_kernels()
+
+
 @pytest.mark.skipif(PATH != "", reason="a forced path says nothing about what the plan chooses")
 def test_few_tokens_take_one_launch() -> None:
     p = problem(1000)

@@ -89,12 +89,7 @@ Status query_cuda_device(CudaDevice& device) {
   const char* where = "query_cuda_device";
   int ordinal = 0;
   cudaError_t error = cudaGetDevice(&ordinal);
-  int major = 0;
-  int minor = 0;
-  const auto get = [&](int& value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, ordinal);
-  };
-  CudaDevice found;
+  if (error != cudaSuccess) return cuda_error(where, error);
   // Loads the kernels. What they can do depends on the architecture that they were compiled for, which for code that
   // the driver translates from an older one's PTX is not the device's: such code knows no clusters and no dependent
   // launch.
@@ -104,9 +99,14 @@ Status query_cuda_device(CudaDevice& device) {
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     return cuda_error(where, error, Status::Code::kUnsupportedDevice);
   }
+  const auto get = [&](int& value, cudaDeviceAttr attribute) {
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&value, attribute, ordinal);
+  };
+  CudaDevice found;
+  int major = 0;
+  int minor = 0;
   get(major, cudaDevAttrComputeCapabilityMajor);
   get(minor, cudaDevAttrComputeCapabilityMinor);
-  get(found.multiprocessors, cudaDevAttrMultiProcessorCount);
   get(found.shared_memory_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin);
   int clusters = 0;
   if (code.ptxVersion >= 90) get(clusters, cudaDevAttrClusterLaunch);
@@ -121,7 +121,8 @@ Status query_cuda_device(CudaDevice& device) {
 }
 
 std::size_t reduce_cuda_workspace(const ReduceArgs& args, const CudaDevice& device, const LaunchChoice& choice) {
-  return plan_reduce(sizes_of(args), device, choice).workspace.bytes;
+  const ReducePlan plan = plan_reduce(sizes_of(args), device, choice);
+  return plan.status.ok() ? plan.workspace.bytes : 0;  // reduce_cuda() says what is wrong
 }
 
 Status reduce_cuda(const ReduceArgs& args, const CudaDevice& device, const LaunchChoice& choice, void* workspace,

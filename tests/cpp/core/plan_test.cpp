@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,10 +13,10 @@
 namespace segscatter::core::test {
 namespace {
 
-constexpr CudaDevice kTuring{75, 40, 64 << 10, 1};
-constexpr CudaDevice kAmpere{80, 108, 163 << 10, 1};
-constexpr CudaDevice kHopper{90, 132, 227 << 10, 16};
-constexpr CudaDevice kSmallClusters{120, 170, 99 << 10, 8};
+constexpr CudaDevice kTuring{75, 64 << 10, 1};
+constexpr CudaDevice kAmpere{80, 163 << 10, 1};
+constexpr CudaDevice kHopper{90, 227 << 10, 16};
+constexpr CudaDevice kSmallClusters{120, 99 << 10, 8};
 constexpr CudaDevice kDevices[] = {kTuring, kAmpere, kHopper, kSmallClusters};
 
 ReduceSizes sizes(std::int64_t tokens, std::int64_t segments, std::int64_t groups, std::int64_t rows = 1,
@@ -207,6 +208,7 @@ TEST(PlanReduce, RefusesWhatNoKernelServes) {
             "too many groups for sums in shared memory");
   EXPECT_EQ(message(sizes(1000, 1LL << 31, 20000)), "more than 2^31 - 16 segments with so many groups");
   EXPECT_EQ(message(sizes(1LL << 36, 10, 8, 1 << 22)), "sizes need a grid of more than 2^31 - 1 blocks");
+  EXPECT_EQ(message(sizes(1000, 10, INT64_MAX)), "sizes need a grid of more than 2^31 - 1 blocks");
 }
 
 TEST(PlanGather, KeepsEveryLimit) {

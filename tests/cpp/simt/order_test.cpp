@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The order in which sums are made, written down as plain loops. The kernels must give these bits and no others: they
-// depend on the number of tokens, the path and the size of the cluster, and on nothing else.
+// depend on the number of tokens, the path, the size of the cluster, and whether every lane has entries of its own.
 #include <gtest/gtest.h>
 
 #include <cmath>

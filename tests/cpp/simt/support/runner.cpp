@@ -15,16 +15,16 @@ namespace segscatter::testing {
 using namespace core;
 
 CudaDevice turing() {
-  return {75, 40, 64 * 1024, 1};
+  return {75, 64 * 1024, 1};
 }
 CudaDevice ampere() {
-  return {80, 108, 163 * 1024, 1};
+  return {80, 163 * 1024, 1};
 }
 CudaDevice hopper() {
-  return {90, 132, 227 * 1024, 16};
+  return {90, 227 * 1024, 16};
 }
 CudaDevice blackwell() {
-  return {120, 170, 99 * 1024, 8};
+  return {120, 99 * 1024, 8};
 }
 
 ReduceSizes sizes_of(const Problem& problem) {
