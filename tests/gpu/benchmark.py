@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import statistics
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import segscatter
@@ -158,11 +159,11 @@ def kernels(call: Callable[[Row], object], row: Row) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
 
 
-def attempt(what: str, function: Callable, *arguments) -> float | int | None:
+def attempt(what: str, function: Callable, *arguments):
     """None where this machine or torch cannot do it, so that one contender does not cost the whole table."""
     try:
         return function(*arguments)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         print(f"{what}: {error}", file=sys.stderr)
         return None
 
@@ -185,6 +186,23 @@ def forced(path: str, seconds: float) -> dict:
         command, env={**os.environ, "SEGSCATTER_CUDA_PATH": path}, capture_output=True, text=True, check=True
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def contenders(seconds: float, folder: Path) -> Iterator[tuple[str, Callable[[], dict]]]:
+    """Names, and what measures them in about `seconds`."""
+
+    def here(name: str, make: Callable[[], Callable[[Row], object]], captured: bool = True):
+        return name, lambda: measure(name, make(), seconds, captured)
+
+    yield here("segscatter", lambda: segscatter_call)
+    for path in ("one_launch", "two_launches", "documents"):
+        yield path, functools.partial(forced, path, seconds)
+    yield here("segscatter gather", lambda: gather_call)
+    yield here("repeat_interleave + index_add_ (waits)", lambda: index_add_call, captured=False)
+    yield here("segment_reduce", lambda: segment_reduce_call)
+    yield here("cub::DeviceSegmentedReduce", lambda: build_cub(folder))
+    yield here("torch.sum", lambda: lambda row: row.values.sum())
+    yield here("copy of the values", lambda: lambda row: row.other.copy_(row.values))
 
 
 def large_row() -> str:
@@ -228,17 +246,18 @@ def main() -> None:
     if arguments.only:
         print(json.dumps(measure(f"segscatter, {arguments.only}", segscatter_call, arguments.seconds)))
         return
-    share = arguments.seconds / 10
-    results = [measure("segscatter", segscatter_call, share)]
-    results += [forced(path, share) for path in ("one_launch", "two_launches", "documents")]
-    results.append(measure("segscatter gather", gather_call, share))
-    results.append(measure("repeat_interleave + index_add_ (waits)", index_add_call, share, captured=False))
-    results.append(measure("segment_reduce", segment_reduce_call, share))
+    text = ""
     with tempfile.TemporaryDirectory() as folder:
-        results.append(measure("cub::DeviceSegmentedReduce", build_cub(Path(folder)), share))
-    results.append(measure("torch.sum", lambda row: row.values.sum(), share))
-    results.append(measure("copy of the values", lambda row: row.other.copy_(row.values), share))
-    text = table(results) + large_row() + "\n"
+        results = []
+        for name, contender in contenders(arguments.seconds / 10, Path(folder)):
+            result = attempt(name, contender)
+            if result is None:
+                continue
+            results.append(result)
+            text = table(results)
+            if arguments.out:  # after each, so that running out of time does not cost what has been measured
+                arguments.out.write_text(text)
+    text += (attempt("large row", large_row) or "T = 2^28: failed") + "\n"
     print(text)
     if arguments.out:
         arguments.out.write_text(text)
