@@ -78,12 +78,14 @@ void check(const Problem& problem, How how, int schedules) {
 }
 
 void fill_source(Rng& rng, Problem& problem) {
+  const double full_nan = std::nan("0xfffffffffffff");  // rounding must not carry out of its mantissa
   problem.old_sums.resize(problem.num_rows * problem.num_groups);
   for (double& source : problem.old_sums) {
     source = std::ldexp(std::normal_distribution<double>(0, 1)(rng), static_cast<int>(uniform(rng, -30, 20)));
     if (uniform(rng, 0, 7) == 0) {
-      source = choose<double>(rng, {0.0, -0.0, std::numeric_limits<double>::quiet_NaN(),
-                                    std::numeric_limits<double>::infinity(), -1e30, 65519.0, 65520.0});
+      source =
+          choose<double>(rng, {0.0, -0.0, std::numeric_limits<double>::quiet_NaN(),
+                               std::numeric_limits<double>::infinity(), -1e30, 65519.0, 65520.0, full_nan, -full_nan});
     }
     if (problem.sum_type == FloatType::kFloat32) source = static_cast<float>(source);
   }
