@@ -243,6 +243,18 @@ def test_context_parallel_ranks_add_up(layout: str, size: int, seed: int) -> Non
         assert torch.equal(counts, whole[1])
 
 
+@pytest.mark.parametrize("path", GATHER)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("source_dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_gather_keeps_nan(source_dtype: torch.dtype, dtype: torch.dtype, path: str) -> None:
+    """With any mantissa: rounding must not carry out of it."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[source_dtype.itemsize]
+    all_ones = torch.tensor([-1, torch.iinfo(bits).max], dtype=bits).view(source_dtype)
+    for num_tokens in (2, 70):
+        cu = torch.tensor([0, num_tokens // 2, num_tokens])
+        assert GATHER[path](all_ones, cu, None, num_tokens, dtype=dtype).isnan().all()
+
+
 def test_counts_past_two_to_the_24th() -> None:
     num_tokens = 2**24 + 3
     ones = torch.ones(1, dtype=torch.bfloat16).expand(num_tokens).contiguous()
