@@ -348,6 +348,20 @@ TEST(Reduce, Garbage) {
   }
 }
 
+// Offsets that rise through the same tokens again and again. The windows in which they do not fall look sorted, and
+// name the same slots of shared memory.
+TEST(Reduce, SawtoothOffsets) {
+  for (int round = 0; round < rounds(30, 2 * kWayCount); ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    Rng rng(round);
+    const std::int64_t period = uniform(rng, 40, 200);
+    std::vector<std::int64_t> offsets;
+    for (int d = 0; d < 1500; ++d) offsets.push_back(d % period);
+    check_all_ways(simple_problem(rng, 600, offsets, 5), round, 3);
+    if (HasFatalFailure()) return;
+  }
+}
+
 // Every layout of context parallelism: each rank is right, and the ranks' counts add up to the whole row's.
 TEST(Reduce, ContextParallel) {
   for (int round = 0; round < rounds(30, 2); ++round) {
