@@ -46,51 +46,73 @@ class SparseArray {
 #define SKIP_WITHOUT(array) \
   if ((array).data() == nullptr) GTEST_SKIP() << "this machine does not reserve so much address space"
 
-TEST(Huge, Tokens) {
-  const std::int64_t tokens = kTokens;
-  for (const ReducePath path : {ReducePath::kTwoLaunches, ReducePath::kDocuments}) {
-    const ReducePlan plan = plan_reduce({tokens, 4, 4, 1, true}, hopper(), {path, 0});
-    ASSERT_TRUE(plan.status.ok());
-    const std::int64_t chunk = plan.warp_tokens * (plan.launches[0].block / 32);
-    const std::int64_t last_chunk = (plan.chunks - 1) * chunk;
-    ASSERT_TRUE(last_chunk > kHuge && tokens - last_chunk < 50000) << "choose another number of tokens";
+// A row of four groups, of which only the last `blocks` blocks run; the tokens before theirs are dead. One document
+// reaches to the last chunk and into it, to the first of `ends`, which count from that chunk; others follow.
+void check_last_blocks(const ReducePath path, std::int64_t tokens, int blocks, const std::vector<std::int64_t>& ends,
+                       std::uint64_t schedule) {
+  const std::int64_t documents = static_cast<std::int64_t>(ends.size());
+  const ReducePlan plan = plan_reduce({tokens, documents, 4, 1, true}, hopper(), {path, 0});
+  ASSERT_TRUE(plan.status.ok());
+  const std::int64_t chunk = plan.warp_tokens * (plan.launches[0].block / 32);
+  const std::int64_t last_chunk = (plan.chunks - 1) * chunk;
+  ASSERT_LT(last_chunk + ends.back(), tokens) << "choose another number of tokens";
 
-    SparseArray<float> values(tokens);
-    SparseArray<std::uint8_t> mask(tokens);
-    SKIP_WITHOUT(values);
-    SKIP_WITHOUT(mask);
-    const std::vector<std::int64_t> offsets{0, last_chunk + 500, last_chunk + 2100, last_chunk + 2101, tokens - 3};
-    const std::vector<std::int32_t> ids{2, 0, 1, 3};
-    std::vector<double> want(4, 0);
-    std::vector<std::int64_t> want_counts(4, 0);
-    for (std::int64_t t = last_chunk; t < tokens; ++t) {
-      values[t] = static_cast<float>(t % 1000);
-      mask[t] = t % 3 != 0;
-      for (int d = 0; d < 4; ++d) {
-        if (mask[t] != 0 && t >= offsets[d] && t < offsets[d + 1]) {
-          want[ids[d]] += values[t];
-          ++want_counts[ids[d]];
-        }
+  SparseArray<float> values(tokens);
+  SparseArray<std::uint8_t> mask(tokens);
+  SKIP_WITHOUT(values);
+  SKIP_WITHOUT(mask);
+  std::vector<std::int64_t> offsets{0};
+  std::vector<std::int32_t> ids;
+  for (std::int64_t d = 0; d < documents; ++d) {
+    offsets.push_back(last_chunk + ends[d]);
+    ids.push_back(static_cast<std::int32_t>((d + 2) % 4));
+  }
+  std::vector<double> want(4, 0);
+  std::vector<std::int64_t> want_counts(4, 0);
+  for (std::int64_t t = last_chunk - (blocks - 1) * chunk; t < tokens; ++t) {
+    values[t] = static_cast<float>(t % 1000);
+    mask[t] = t % 3 != 0;
+    for (std::int64_t d = 0; d < documents; ++d) {
+      if (mask[t] != 0 && t >= offsets[d] && t < offsets[d + 1]) {
+        want[ids[d]] += values[t];
+        ++want_counts[ids[d]];
       }
     }
-    std::vector<double> sums(4, NAN);
-    std::vector<std::int64_t> counts(4, -1);
-    std::vector<std::uint64_t> workspace(plan.workspace.bytes / 8 + 1, 0);
-    ReduceArgs args;
-    args.values = values.data();
-    args.num_tokens = tokens;
-    args.row_stride = tokens;
-    args.segments = {{offsets.data(), IndexType::kInt64}, {ids.data(), IndexType::kInt32}, 4, 4, {}};
-    args.segments.map = make_offset_map(ContextParallelLayout::kNone, 1, 0, tokens);
-    args.mask = {mask.data(), MaskType::kUInt8, 0};
-    args.sums = sums.data();
-    args.sum_type = FloatType::kFloat64;
-    args.counts = counts.data();
-    std::vector<simt::Launch> launches = reduce_launches(args, plan, workspace.data());
-    launches[0].first_block = launches[0].blocks - 1;
-    simt::run(launches, 5);
-    EXPECT_EQ(sums, want);
-    EXPECT_EQ(counts, want_counts);
+  }
+  std::vector<double> sums(4, NAN);
+  std::vector<std::int64_t> counts(4, -1);
+  std::vector<std::uint64_t> workspace(plan.workspace.bytes / 8 + 1, 0);
+  ReduceArgs args;
+  args.values = values.data();
+  args.num_tokens = tokens;
+  args.row_stride = tokens;
+  args.segments = {{offsets.data(), IndexType::kInt64}, {ids.data(), IndexType::kInt32}, documents, 4, {}};
+  args.segments.map = make_offset_map(ContextParallelLayout::kNone, 1, 0, tokens);
+  args.mask = {mask.data(), MaskType::kUInt8, 0};
+  args.sums = sums.data();
+  args.sum_type = FloatType::kFloat64;
+  args.counts = counts.data();
+  std::vector<simt::Launch> launches = reduce_launches(args, plan, workspace.data());
+  launches[0].first_block = launches[0].blocks - blocks;
+  simt::run(launches, schedule);
+  EXPECT_EQ(sums, want);
+  EXPECT_EQ(counts, want_counts);
+}
+
+TEST(Huge, Tokens) {
+  for (const ReducePath path : {ReducePath::kTwoLaunches, ReducePath::kDocuments}) {
+    check_last_blocks(path, kTokens, 1, {500, 2100, 2101, 4997}, 5);
+  }
+}
+
+// Past 2^26 tokens a warp's run may be an odd number of rows, so that its last step is cut short. Documents that start
+// just behind it belong to the next warp.
+TEST(Huge, StepsCutShort) {
+  constexpr std::int64_t kRun = 33 * 256, kChunk = 4 * kRun;
+  for (std::uint64_t schedule = 0; schedule < 4; ++schedule) {
+    for (const ReducePath path : {ReducePath::kTwoLaunches, ReducePath::kDocuments}) {
+      check_last_blocks(path, 1987 * kChunk, 2, {5, kRun + 5, 2 * kRun + 5, 3 * kRun + 5, kChunk - 2}, schedule);
+    }
   }
 }
 
