@@ -46,14 +46,16 @@ class SparseArray {
 #define SKIP_WITHOUT(array) \
   if ((array).data() == nullptr) GTEST_SKIP() << "this machine does not reserve so much address space"
 
+std::int64_t chunk_of(const ReducePlan& plan) {
+  return std::int64_t{plan.warp_tokens} * (plan.launches[0].block / 32);
+}
+
 // A row of four groups, of which only the last `blocks` blocks run; the tokens before theirs are dead. One document
 // reaches to the last chunk and into it, to the first of `ends`, which count from that chunk; others follow.
-void check_last_blocks(const ReducePath path, std::int64_t tokens, int blocks, const std::vector<std::int64_t>& ends,
+void check_last_blocks(const ReducePlan& plan, std::int64_t tokens, int blocks, const std::vector<std::int64_t>& ends,
                        std::uint64_t schedule) {
   const std::int64_t documents = static_cast<std::int64_t>(ends.size());
-  const ReducePlan plan = plan_reduce({tokens, documents, 4, 1, true}, hopper(), {path, 0});
-  ASSERT_TRUE(plan.status.ok());
-  const std::int64_t chunk = plan.warp_tokens * (plan.launches[0].block / 32);
+  const std::int64_t chunk = chunk_of(plan);
   const std::int64_t last_chunk = (plan.chunks - 1) * chunk;
   ASSERT_LT(last_chunk + ends.back(), tokens) << "choose another number of tokens";
 
@@ -101,17 +103,24 @@ void check_last_blocks(const ReducePath path, std::int64_t tokens, int blocks, c
 
 TEST(Huge, Tokens) {
   for (const ReducePath path : {ReducePath::kTwoLaunches, ReducePath::kDocuments}) {
-    check_last_blocks(path, kTokens, 1, {500, 2100, 2101, 4997}, 5);
+    const ReducePlan plan = plan_reduce({kTokens, 4, 4, 1, true}, hopper(), {path, 0});
+    ASSERT_TRUE(plan.status.ok());
+    const std::int64_t last_chunk = (plan.chunks - 1) * chunk_of(plan);
+    ASSERT_TRUE(last_chunk > kHuge && kTokens - last_chunk < 50000) << "choose another number of tokens";
+    check_last_blocks(plan, kTokens, 1, {500, 2100, 2101, kTokens - 3 - last_chunk}, 5);
   }
 }
 
 // Past 2^26 tokens a warp's run may be an odd number of rows, so that its last step is cut short. Documents that start
 // just behind it belong to the next warp.
 TEST(Huge, StepsCutShort) {
-  constexpr std::int64_t kRun = 33 * 256, kChunk = 4 * kRun;
+  constexpr std::int64_t kRun = 33 * 256, kChunk = 4 * kRun, kRow = 1987 * kChunk;
   for (std::uint64_t schedule = 0; schedule < 4; ++schedule) {
     for (const ReducePath path : {ReducePath::kTwoLaunches, ReducePath::kDocuments}) {
-      check_last_blocks(path, 1987 * kChunk, 2, {5, kRun + 5, 2 * kRun + 5, 3 * kRun + 5, kChunk - 2}, schedule);
+      const ReducePlan plan = plan_reduce({kRow, 5, 4, 1, true}, hopper(), {path, 0});
+      ASSERT_TRUE(plan.status.ok());
+      ASSERT_EQ(plan.warp_tokens, kRun) << "choose another number of tokens";
+      check_last_blocks(plan, kRow, 2, {5, kRun + 5, 2 * kRun + 5, 3 * kRun + 5, kChunk - 2}, schedule);
     }
   }
 }
