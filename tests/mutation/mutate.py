@@ -50,6 +50,7 @@ EXPLICIT = [
 ]  # fmt: skip
 
 TOO_SLOW = "takes too much CPU time"
+ARGUED, SURVIVED = "SURVIVED (argued)", "SURVIVED"
 
 # How a build is run: (build, percent of the full effort).
 PLAIN, ASAN, TSAN, FULL = ("simt_tests", 8), ("simt_tests_asan", 4), ("simt_tests_tsan", 1), ("simt_tests", 100)
@@ -329,32 +330,35 @@ def main() -> int:
         limits[step] = int(4 * seconds + 20)
         print(f"unchanged: {step[0]} at {step[1]} %: passes in {seconds:.0f} s of CPU time", flush=True)
 
-    def judge(mutant: Mutant) -> tuple[Mutant, str]:
+    def judge(mutant: Mutant) -> tuple[Mutant, str, str]:
+        """The mutant, its fate, and that in more words."""
         order = (TSAN, *[step for step in steps if step != TSAN]) if mutant.is_barrier else steps
         if mutant.key() in accepted:
             order = [step for step in order if step != FULL]
         for step in order:
             passed, what, _ = run(folder / "build", step, mutant.number, limits[step])
             if not passed:
-                return mutant, f"killed by {step[0]}: {what}"
-        return mutant, "SURVIVED" + (" (argued)" if mutant.key() in accepted else "")
+                killer = step[0].removeprefix("simt_tests").strip("_") or "plain"
+                return mutant, "time" if what == TOO_SLOW else killer, f"killed by {step[0]}: {what}"
+        fate = ARGUED if mutant.key() in accepted else SURVIVED
+        return mutant, fate, fate
 
-    survivors, argued = [], []
+    survivors = []
     fates: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        for mutant, verdict in pool.map(judge, chosen):
+        for mutant, fate, verdict in pool.map(judge, chosen):
             print(f"{mutant.number:4} {mutant.file}:{mutant.line}: {mutant.key().split(': ', 1)[1]}")
             print(f"       {verdict}", flush=True)
-            fate = "time" if verdict.endswith(TOO_SLOW) else verdict.split(":")[0].removeprefix("killed by simt_tests")
-            fates[mutant.file][fate.strip("_") or "plain"] += 1
-            if verdict.startswith("SURVIVED"):
-                (argued if mutant.key() in accepted else survivors).append(mutant)
-    columns = ("plain", "tsan", "asan", "time", "SURVIVED (argued)", "SURVIVED")
+            fates[mutant.file][fate] += 1
+            if fate == SURVIVED:
+                survivors.append(mutant)
+    columns = ("plain", "tsan", "asan", "time", ARGUED, SURVIVED)
     print(f"\n{'killed by':16}" + "".join(f"{column:>{len(column) + 3}}" for column in columns))
     for file, counts in fates.items():
         print(f"{file:16}" + "".join(f"{counts[column]:{len(column) + 3}}" for column in columns))
-    print(f"{len(chosen)} mutants: {len(chosen) - len(survivors) - len(argued)} killed, "
-          f"{len(argued)} survived for a reason in survivors.txt, {len(survivors)} survived")  # fmt: skip
+    argued = sum(counts[ARGUED] for counts in fates.values())
+    print(f"{len(chosen)} mutants: {len(chosen) - len(survivors) - argued} killed, "
+          f"{argued} survived for a reason in survivors.txt, {len(survivors)} survived")  # fmt: skip
     for mutant in survivors:
         print(f"SURVIVED {mutant.number} {mutant.key()}")
     return 1 if survivors else 0
